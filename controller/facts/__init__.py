@@ -1,0 +1,1 @@
+"""The words for what was observed on hosts. Pure: no I/O, no clock."""

@@ -1,0 +1,75 @@
+"""The small port between those who decide and the world: look at hosts, perform a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from controller.core.words import Step
+from controller.facts.words import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is asked of one host: answers of slow tools at most ``max_age`` seconds old, and the guests of interest."""
+
+    host: str
+    max_age: float = 0.0
+    guests: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A step to perform, with what it was decided on.
+
+    ``generation`` and ``boot_id`` are those of the facts of ``step.hosts[0]``: a host that has begun another step or
+    has booted since refuses the order as stale.
+    """
+
+    step: Step
+    generation: int
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The script ran to its end (or, for a job, was started: rc is 0 then). ``out`` and ``err`` are cut to 64 KiB."""
+
+    rc: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was started. ``reason``: stale | busy | lease | rights | read-only; ``message`` says by whom or what."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """It is not known whether or how the step ended: look again. ``message`` says what happened to the connection."""
+
+    message: str
+
+
+Outcome = Done | Refused | Lost
+
+
+class World(Protocol):
+    """One fleet of hosts. Methods do not raise for what a host does: that is in what they return."""
+
+    def observe(self, looks: Sequence[Look]) -> Mapping[str, Observation]:
+        """Look at hosts, all at once. A host that does not answer in time has an Observation with a failure."""
+        ...
+
+    def perform(self, order: Order) -> Outcome:
+        """Start the step's script as a unit on its host and wait until it ends (a job: until it is started)."""
+        ...
+
+    def close(self) -> None:
+        """Give back leases and close connections."""
+        ...
