@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
+from controller.core.package import text
 
 from controller.facts.words import Section
 
@@ -22,7 +22,7 @@ class FrameError(ValueError):
 
 def script(fragments: Mapping[str, str]) -> str:
     """The text that defines ``look`` in the host's shell, from section name to sh fragment, in order."""
-    parts = [files("controller.core").joinpath("probe.sh").read_text(encoding="utf-8")]
+    parts = [text("controller.core", "probe.sh")]
     calls = []
     for index, (name, fragment) in enumerate(fragments.items()):
         parts.append(f"section_{index}() {{\n{fragment}\n}}")

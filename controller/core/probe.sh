@@ -43,3 +43,46 @@ look() {
 	rm -f "$scratch"
 	printf '%s end\n' "$nonce"
 }
+
+# detached NAME SECONDS COMMAND...: a tool that can hang in the kernel, in a session of its own, at most one alive.
+# Prints its exit code and output, from at most max_age seconds ago; waits at most SECONDS for it, and then says
+# "hung" with the second of the host's uptime at which it was started. One that can be killed is killed after a minute.
+detached() {
+	tool=$run_dir/tool.$1 patience=$2
+	shift 2
+	read -r now _ </proc/uptime
+	now=${now%.*}
+	pid='' started='' begun=0
+	if [ -f "$tool.pid" ]; then read -r pid started begun <"$tool.pid"; fi
+	if [ -n "$pid" ] && [ "$(process_start "$pid")" = "$started" ]; then
+		if [ $((now - begun)) -gt 60 ]; then kill -9 "-$pid" 2>/dev/null; fi
+		printf 'hung %s\n' "$begun"
+		return 0
+	fi
+	at=''
+	if [ -f "$tool.at" ]; then read -r at <"$tool.at"; fi
+	if [ -z "$at" ] || [ ! -f "$tool.done" ] || [ $((now - at)) -gt "$max_age" ]; then
+		# shellcheck disable=SC2016 # the inner shell expands these
+		setsid sh -c 'tool=$1; shift; "$@" >"$tool.out" 2>&1 </dev/null
+			printf "exit %s\n" "$?" >"$tool.new"; head -c 65536 "$tool.out" >>"$tool.new"
+			mv "$tool.new" "$tool.done"' sh "$tool" "$@" >/dev/null 2>&1 &
+		pid=$!
+		printf '%s %s %s\n' "$pid" "$(process_start "$pid")" "$now" >"$tool.pid"
+		if ! timeout "$patience" tail --pid="$pid" -s 0.02 -f /dev/null 2>/dev/null; then
+			printf 'hung %s\n' "$now"
+			return 0
+		fi
+		printf '%s\n' "$now" >"$tool.at"
+		rm -f "$tool.pid"
+	fi
+	cat "$tool.done"
+}
+
+# process_start PID: when the process was started, in clock ticks since boot; nothing when there is none.
+process_start() {
+	[ -r "/proc/$1/stat" ] || return 0
+	read -r stat <"/proc/$1/stat" 2>/dev/null || return 0
+	# shellcheck disable=SC2086 # split into fields on purpose
+	set -- ${stat##*) }
+	shift 19 2>/dev/null && printf '%s' "$1"
+}

@@ -1,0 +1,100 @@
+"""Conditions: the states of an object that people and alerts read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.core.next_steps import Next
+from controller.core.words import Block, Drift, Step, Unseen, Wait
+from controller.spec.ref import Ref
+
+
+class Status(StrEnum):
+    """The three answers of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Type(StrEnum):
+    """The conditions of an object."""
+
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition: a closed ``reason`` for machines, a message with the evidence for people."""
+
+    type: Type
+    status: Status
+    reason: str
+    message: str
+
+
+IN_SYNC = "InSync"
+NOT_PERMITTED = "permission-missing"
+STEP_FAILED = "step-failed"
+
+
+def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapping[str, str]) -> tuple[Condition, ...]:
+    """The conditions of one object.
+
+    ``lacking`` maps the id of a step to the permissions that it waits for, ``failed`` to how it failed.
+    """
+    for judged in upcoming.judged:
+        if judged.object != ref:
+            continue
+        match judged.verdict:
+            case Unseen(reason, message):
+                return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in Type)
+            case Drift() as drift:
+                return _of_drift(judged.layer, drift, lacking, failed)
+    return (
+        Condition(Type.READY, Status.TRUE, IN_SYNC, "everything is as the spec says"),
+        Condition(Type.RECONCILING, Status.FALSE, IN_SYNC, ""),
+        Condition(Type.STALLED, Status.FALSE, IN_SYNC, ""),
+    )
+
+
+def _of_drift(
+    layer: str, drift: Drift, lacking: Mapping[str, str], failed: Mapping[str, str]
+) -> tuple[Condition, ...]:
+    ready = Condition(Type.READY, Status.FALSE, drift.reason, f"{layer}: {drift.message}")
+    stalled = _why_stalled(drift.remedy, lacking, failed)
+    if stalled is not None:
+        return (
+            ready,
+            Condition(Type.RECONCILING, Status.FALSE, *stalled),
+            Condition(Type.STALLED, Status.TRUE, *stalled),
+        )
+    return (
+        ready,
+        Condition(Type.RECONCILING, Status.TRUE, drift.reason, drift.message),
+        Condition(Type.STALLED, Status.FALSE, drift.reason, ""),
+    )
+
+
+def _why_stalled(
+    remedy: Step | Block | Wait, lacking: Mapping[str, str], failed: Mapping[str, str]
+) -> tuple[str, str] | None:
+    match remedy:
+        case Block() as block:
+            return block.reason, f"{block.message}; {block.needs}"
+        case Step() as step if step.id in failed:
+            return STEP_FAILED, failed[step.id]
+        case Step() as step if step.id in lacking:
+            return NOT_PERMITTED, f"waits for {lacking[step.id]}"
+    return None
+
+
+def of_all(
+    refs: Sequence[Ref], upcoming: Next, lacking: Mapping[str, str], failed: Mapping[str, str]
+) -> dict[Ref, tuple[Condition, ...]]:
+    """The conditions of many objects."""
+    return {ref: of_object(ref, upcoming, lacking, failed) for ref in refs}

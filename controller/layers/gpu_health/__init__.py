@@ -1,0 +1,78 @@
+"""host.gpu-health: every listed GPU is there, is the card the spec says, and nvidia-smi answers. Reported, never made."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from controller.core.package import text
+from controller.core.view import View
+from controller.core.words import Block, Drift, InSync, Layer, NotKnown, Skipped, Verdict
+from controller.layers.gpu_health.facts import GpuFacts, parse
+from controller.layers.shared.boards import same_model
+from controller.spec.model import Gpu, Host
+
+
+class Reason(StrEnum):
+    """What can be wrong with a host's GPUs."""
+
+    GPU_MISSING = "gpu-missing"
+    OTHER_MODEL = "other-model"
+    NO_NVIDIA_SMI = "no-nvidia-smi"
+    NVIDIA_SMI_FAILED = "nvidia-smi-failed"
+
+
+_SMI_NEEDS = {
+    Reason.NO_NVIDIA_SMI: "install the driver's userland on the host, of exactly the module's version",
+    Reason.NVIDIA_SMI_FAILED: "look at nvidia-smi's text and at `dmesg` for NVRM and Xid lines",
+}
+
+
+def check(view: View, host: Host) -> Verdict:
+    """Whether the cards that the spec lists are there and well. A lost GPU is never replaced by another."""
+    if host.nvidia is None:
+        return Skipped("no GPUs in the spec")
+    if host.lifecycle == "decommissioned":
+        return Skipped("decommissioned")
+    facts = view.fact(host.name, "host.gpu-health", GpuFacts)
+    if facts.smi_failure is not None and facts.smi_failure.reason == "nvidia-smi-hangs":
+        raise NotKnown(facts.smi_failure.reason, f"{host.name}: {facts.smi_failure.message}")
+    problems = [p for gpu in host.nvidia.gpus if (p := _problem(host, facts, gpu)) is not None]
+    if facts.smi_failure is not None:
+        reason = Reason(facts.smi_failure.reason)
+        problems.append((reason, f"{host.name}: {facts.smi_failure.message}", _SMI_NEEDS[reason]))
+    if not problems:
+        return InSync()
+    reason, message, needs = problems[0]
+    evidence = {str(r): m for r, m, _ in problems[1:]}
+    return Drift(reason, message, Block(reason, message, needs), evidence)
+
+
+def _problem(host: Host, facts: GpuFacts, gpu: Gpu) -> tuple[Reason, str, str] | None:
+    function = facts.function(gpu.pci)
+    if function is None or not function.is_gpu:
+        there = ", ".join(f.pci for f in facts.functions if f.is_gpu) or "none"
+        return (
+            Reason.GPU_MISSING,
+            f"{host.name} has no NVIDIA GPU at {gpu.pci} (there: {there})",
+            "look at the card, its power and `dmesg`; correct `pci` in the spec if the card was moved",
+        )
+    module_gpu, row = facts.gpu(gpu.pci), facts.row(gpu.pci)
+    found = (row.name if row else "") or (module_gpu.model if module_gpu else "") or function.model
+    if gpu.model and found and not same_model(gpu.model, found):
+        return (
+            Reason.OTHER_MODEL,
+            f"the card at {gpu.pci} on {host.name} is a {found}, the spec says {gpu.model}",
+            "correct `model` or `pci` in the spec; nothing is done with a card that is not the one described",
+        )
+    return None
+
+
+LAYER = Layer(
+    name="host.gpu-health",
+    kind="Host",
+    reasons=Reason,
+    check=check,
+    probe=text("controller.layers.gpu_health", "probe.sh"),
+    parse=parse,
+    gates=False,
+)
