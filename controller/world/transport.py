@@ -1,6 +1,6 @@
 """The port to one host: run a command, or open a program and talk to it.
 
-``ssh.py`` and ``local.py`` implement it; ``shell.py`` asks looks over ``Stream``, ``units.py`` starts steps over ``run``.
+``ssh.py`` and ``local.py`` implement it; ``shell.py`` asks looks over a ``Stream``, ``units.py`` starts steps with ``run``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ConnectionLost(HostError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a command ended. ``rc`` is 128+n for a signal, where the host says so; output is at most the limit asked.
+    """How a command ended. ``rc`` is -1 when it ended without one (a signal); output is at most the limit asked.
 
     ``cut`` is True when there was more output than the limit: it was read and dropped.
     """
@@ -63,30 +63,30 @@ class Exit:
 
 
 class Stream(Protocol):
-    """A program at work on a host, with its standard streams. Nothing here waits but ``send``, for a bounded time."""
+    """A program at work on a host, with its standard streams. Only ``send`` waits, and for a bounded time."""
 
-    def send(self, data: bytes) -> None:
-        """Write to its standard input. Raises ConnectionLost."""
+    def send(self, data: bytes, timeout: float) -> None:
+        """Write to its standard input, in at most so many seconds. Raises ConnectionLost."""
         ...
 
     def end_input(self) -> None:
-        """Close its standard input. Raises ConnectionLost."""
+        """Close its standard input."""
         ...
 
     def receive(self) -> bytes:
-        """What has come on its standard output and was not received yet; empty when there is nothing now."""
+        """Return what has come on its standard output since the last call; empty when there is nothing now."""
         ...
 
-    def errors(self) -> bytes:
-        """The last few KiB of its standard error so far."""
+    def receive_errors(self) -> bytes:
+        """Return what has come on its standard error since the last call."""
         ...
 
     def ended(self) -> bool:
-        """Whether its output has ended and was all received."""
+        """Tell whether its output has ended and was all received."""
         ...
 
     def rc(self) -> int | None:
-        """Its exit code, once it is known."""
+        """Return its exit code; None while it is not known, -1 when it ended without one (a signal)."""
         ...
 
     def close(self) -> None:
@@ -98,22 +98,27 @@ class Transport(Protocol):
     """One host, connected. Safe to use from several threads."""
 
     def run(self, command: str, stdin: bytes = b"", timeout: float = 60.0, limit: int = 64 * 1024) -> Exit:
-        """Run POSIX sh text with the rights the spec asks for, and wait until it ends.
+        """Run POSIX sh text with the rights that the spec asks for, and wait until it ends.
 
         ``timeout`` in seconds is for all of it; ``limit`` is in bytes, for each of stdout and stderr.
-        Raises Unreachable (nothing was started) or ConnectionLost (it may have been).
+        Raises Unreachable (nothing was started) or ConnectionLost (it may have been, and may be at work still).
         """
         ...
 
-    def open(self, wake: Callable[[], None]) -> Stream:
-        """Start a POSIX shell with the rights the spec asks for; ``wake`` is called, from another thread, at news.
+    def open(self, command: str, wake: Callable[[], None], timeout: float) -> Stream:
+        """Start POSIX sh text (empty: a shell that reads its commands from standard input) and return its streams.
 
+        ``wake`` is called, from another thread, whenever there is something to receive or the output has ended.
         Raises Unreachable.
         """
         ...
 
+    def at_hand(self) -> bool:
+        """Tell whether a short ``send`` on this connection would be taken at once."""
+        ...
+
     def alive(self) -> bool:
-        """Whether the connection is there, as far as is known without asking."""
+        """Tell whether the connection is there, as far as is known without asking."""
         ...
 
     def close(self) -> None:
