@@ -1,0 +1,29 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+PYTEST := .venv/bin/python -m pytest
+
+.PHONY: help
+help: ## Show what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+.PHONY: demo
+demo: ## The main job on a simulated fleet: no root, no GPU
+	@scripts/setup base
+	@scripts/demo
+
+.PHONY: test
+test: ## Everything that can be tested here; the lab too when root
+	@scripts/setup dev
+	@if [ "$$(id -u)" -eq 0 ]; then tests/lab/install-packages.sh; fi
+	@$(MAKE) --no-print-directory lint
+	@$(PYTEST) $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: ## Style, types, imports, shell scripts
+	@scripts/setup dev
+	@scripts/lint
+
+.PHONY: bench
+bench: ## Against ansible, pyinfra and OpenSSH, into bench/results.json
+	@scripts/setup dev
+	@bench/run

@@ -1,0 +1,37 @@
+"""Which of the ready steps may run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from controller.core.words import Step
+from controller.spec.model import Limits
+
+
+def batch(ready: Iterable[Step], limits: Limits, busy: frozenset[str] = frozenset()) -> tuple[Step, ...]:
+    """The first steps, in order, that overlap neither with each other nor with ``busy`` hosts, within the limits."""
+    chosen: list[Step] = []
+    hosts: set[str] = set(busy)
+    for step in ready:
+        if hosts & _kept_apart(step.hosts, limits.never_together):
+            continue
+        if any(step.object == other.object or _share(step, other) for other in chosen):
+            continue
+        if step.disrupts and sum(1 for other in chosen if other.disrupts) >= limits.disruptive_at_once:
+            continue
+        chosen.append(step)
+        hosts |= set(step.hosts)
+    return tuple(chosen)
+
+
+def _kept_apart(hosts: Iterable[str], never_together: Sequence[Sequence[str]]) -> set[str]:
+    """These hosts, and those that must not be worked on at the same time as one of them."""
+    apart = set(hosts)
+    for group in never_together:
+        if apart & set(group):
+            apart |= set(group)
+    return apart
+
+
+def _share(one: Step, other: Step) -> bool:
+    return bool({d.object for d in one.disrupts} & {d.object for d in other.disrupts})

@@ -1,0 +1,210 @@
+"""One pass: look, perform what may be done, look again, until nothing more can be done now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from controller.core import observe
+from controller.core.batch import batch
+from controller.core.next_steps import Next, next_steps
+from controller.core.permissions import Grants
+from controller.core.view import View
+from controller.core.words import Drift, InSync, Layer, Skipped, Step, Unseen
+from controller.facts.words import FleetFacts
+from controller.run.eyes import Eyes
+from controller.spec.model import Specs
+from controller.world.port import Done, Lost, Order, Outcome, Refused, World
+
+STALE = 75  # EX_TEMPFAIL of sysexits.h: a script found that the facts it was decided on no longer hold
+TRIES = 5  # of one step whose facts keep changing under it, before it is called failed
+POLL = 1.0  # seconds between looks at a host whose unit is still at work
+
+
+class Result(StrEnum):
+    """How a step ended."""
+
+    WORKED = "worked"
+    FAILED = "failed"
+    STALE = "stale"
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A step that was performed, and what came of it."""
+
+    step: Step
+    result: Result
+    message: str
+
+
+class Clock(Protocol):
+    """Time as a pass needs it."""
+
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Let that much time go by."""
+        ...
+
+
+class Teller(Protocol):
+    """Who is told what happens, as it happens."""
+
+    def started(self, step: Step) -> None:
+        """A step is about to be performed."""
+        ...
+
+    def ended(self, ended: Ended) -> None:
+        """A step has ended and its result was looked at."""
+        ...
+
+    def waiting(self, message: str) -> None:
+        """Nothing can be done until something that runs on a host ends."""
+        ...
+
+
+@dataclass
+class Report:
+    """What a pass did and left."""
+
+    facts: FleetFacts
+    upcoming: Next
+    ended: list[Ended] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    timed_out: bool = False
+
+
+@dataclass
+class Pass:
+    """A single pass over a fleet.
+
+    ``wanted`` narrows it to some steps. ``timeout`` in seconds ends waiting for what runs on hosts; no step is cut
+    off by it.
+    """
+
+    world: World
+    layers: Sequence[Layer]
+    specs: Specs
+    grants: Grants
+    clock: Clock
+    teller: Teller
+    timeout: float
+    wanted: Callable[[Step], bool] = lambda step: True
+
+    def run(self, eyes: Eyes) -> Report:
+        """Perform what may be done until nothing more can be done now. ``eyes`` has looked at every host before."""
+        report = Report(eyes.facts, self._next(eyes.facts))
+        until = self.clock.now() + self.timeout
+        performed: dict[str, int] = {}
+        while True:
+            busy = _busy(eyes.facts)
+            steps = batch(self._candidates(report), self.specs.fleet.limits, frozenset(busy))
+            if steps:
+                self._perform(steps, eyes, report, performed)
+            elif busy and self._waits_for(report, busy):
+                if self.clock.now() >= until:
+                    report.timed_out = True
+                    return report
+                self.teller.waiting("; ".join(busy.values()))
+                self.clock.wait(POLL)
+                eyes.look(busy)
+            else:
+                return report
+            report.facts, report.upcoming = eyes.facts, self._next(eyes.facts)
+
+    def _next(self, facts: FleetFacts) -> Next:
+        return next_steps(self.layers, View(self.specs, facts))
+
+    def _candidates(self, report: Report) -> list[Step]:
+        return [
+            step
+            for step in report.upcoming.ready
+            if step.id not in report.failed and self.wanted(step) and self.grants.may(step)
+        ]
+
+    def _waits_for(self, report: Report, busy: dict[str, str]) -> bool:
+        """Whether a busy host keeps something back: a permitted step, a wait, or simply its own end."""
+        return bool(busy) and (bool(self._candidates(report)) or not report.upcoming.in_sync)
+
+    def _perform(self, steps: Sequence[Step], eyes: Eyes, report: Report, performed: dict[str, int]) -> None:
+        before = report.upcoming
+        for step in steps:
+            self.teller.started(step)
+        with ThreadPoolExecutor(max_workers=len(steps)) as pool:
+            outcomes = list(pool.map(lambda step: self._order(step, eyes.facts), steps))
+        eyes.look(host for step in steps for host in step.hosts)
+        after = self._next(eyes.facts)
+        for step, outcome in zip(steps, outcomes, strict=True):
+            ended = _ended(step, outcome, before, after)
+            performed[step.id] = performed.get(step.id, 0) + 1
+            if ended.result is not Result.WORKED and performed[step.id] >= TRIES:
+                ended = Ended(step, Result.FAILED, f"given up after {TRIES} tries: {ended.message}")
+            elif ended.result is Result.WORKED and performed[step.id] >= TRIES:
+                ended = Ended(step, Result.FAILED, f"worked {TRIES} times in this pass and is needed again: a loop")
+            if ended.result in (Result.FAILED, Result.REFUSED):
+                report.failed[step.id] = ended.message
+            report.ended.append(ended)
+            self.teller.ended(ended)
+
+    def _order(self, step: Step, facts: FleetFacts) -> Outcome:
+        units = observe.units(facts[step.hosts[0]])
+        if units is None:
+            return Refused("stale", f"the state of {step.hosts[0]} is not known")
+        return self.world.perform(Order(step, units.generation, units.boot_id))
+
+
+def _busy(facts: FleetFacts) -> dict[str, str]:
+    """Hosts on which a step runs now (this controller's from before, or another's), and which."""
+    busy: dict[str, str] = {}
+    for name, host in facts.items():
+        units = observe.units(host)
+        if units is not None and units.running is not None:
+            busy[name] = f"{units.running.id} runs on {name}"
+    return busy
+
+
+def _ended(step: Step, outcome: Outcome, before: Next, after: Next) -> Ended:
+    match outcome:
+        case Refused("stale" | "busy" as reason, message):
+            return Ended(step, Result.STALE, f"{reason}: {message}")
+        case Refused(reason, message):
+            return Ended(step, Result.REFUSED, f"{reason}: {message}")
+        case Lost(message):
+            return Ended(step, Result.LOST, message)
+        case Done(rc, _, err) if rc == STALE:
+            return Ended(step, Result.STALE, _last(err) or "what it rests on has changed")
+        case Done(rc, out, err) if rc != 0:
+            return Ended(step, Result.FAILED, f"exit {rc}: {_last(err) or _last(out) or 'it said nothing'}")
+    return _verified(step, before, after)
+
+
+def _verified(step: Step, before: Next, after: Next) -> Ended:
+    """A step has worked when its layer no longer asks for it and no earlier layer has got worse."""
+    now = after.verdict(step.object, step.layer)
+    if isinstance(now, Drift) and isinstance(now.remedy, Step) and now.remedy.id == step.id:
+        return Ended(step, Result.FAILED, f"it ended well, but {step.layer} is still not right: {now.message}")
+    if isinstance(now, Unseen):
+        return Ended(step, Result.LOST, f"it ended, but {step.layer} could not be looked at: {now.message}")
+    for judged in after.judged:
+        if judged.object == step.object and judged.layer == step.layer:
+            break
+        was = before.verdict(judged.object, judged.layer)
+        if judged.object in (step.object, *(d.object for d in step.disrupts)) and (
+            isinstance(was, InSync | Skipped) and isinstance(judged.verdict, Drift)
+        ):
+            return Ended(step, Result.FAILED, f"it made {judged.layer} of {judged.object} worse: {judged.verdict.message}")
+    return Ended(step, Result.WORKED, step.summary)
+
+
+def _last(text: str) -> str:
+    """The last line that says something: where scripts put what went wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

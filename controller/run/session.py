@@ -1,0 +1,125 @@
+"""What a command works with: the specs, a world, and eyes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from controller.core.next_steps import Next, next_steps
+from controller.core.view import View
+from controller.layers import ORDER
+from controller.run import state
+from controller.run.eyes import Eyes
+from controller.spec.model import Container, Lifecycle, ModelServer, Specs
+from controller.spec.ref import Ref
+from controller.world.port import World
+from controller.world.fleet import SshWorld
+from controller.world.sim import SimWorld
+
+
+class Mistake(Exception):  # noqa: N818 - what the person asked for cannot be
+    """The command cannot be carried out as it was given; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """``--host``, ``--object`` and ``--layer``: an object brings the layers below it."""
+
+    hosts: frozenset[str] = frozenset()
+    objects: frozenset[Ref] = frozenset()
+    layers: frozenset[str] = frozenset()
+
+    def takes(self, ref: Ref, layer: str) -> bool:
+        """Whether a layer of an object is meant; with no layer given, whether the object is."""
+        if self.objects and ref not in self.objects:
+            return False
+        return not (self.layers and layer and layer not in self.layers)
+
+
+def narrow(specs: Specs, hosts: Iterable[str], objects: Iterable[str], layers: Iterable[str]) -> Narrow:
+    """Check what a command was narrowed to. Raises Mistake."""
+    for host in hosts:
+        if host not in specs.hosts:
+            raise Mistake(f"cannot narrow to host {host}: no spec has it; there are {', '.join(specs.hosts) or 'none'}")
+    known = {layer.name for layer in ORDER}
+    for layer in layers:
+        if layer not in known:
+            raise Mistake(f"cannot narrow to layer {layer}: there are {', '.join(x.name for x in ORDER)}")
+    refs: set[Ref] = set()
+    for name in objects:
+        refs |= set(below(specs, find(specs, name)))
+    for host in hosts:
+        refs |= {obj.ref for obj in specs if _lives_on(specs, obj.ref, host)}
+    return Narrow(frozenset(hosts), frozenset(refs), frozenset(layers))
+
+
+def find(specs: Specs, name: str) -> Ref:
+    """An object by ``Kind/name``, or by its name alone when one object only has it. Raises Mistake."""
+    if "/" in name:
+        ref = Ref.parse(name)
+        if ref in specs:
+            return ref
+    else:
+        found = [obj.ref for obj in specs if obj.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise Mistake(f"cannot tell which {name} is meant: {', '.join(map(str, found))}")
+    there = ", ".join(str(obj.ref) for obj in specs) or "none"
+    raise Mistake(f"cannot find {name} in the specs; there are {there}")
+
+
+def below(specs: Specs, ref: Ref) -> tuple[Ref, ...]:
+    """An object and what it stands on."""
+    match specs.get(ref):
+        case ModelServer() as server if server.container is not None:
+            return (ref, *below(specs, Ref("Container", server.container)))
+        case ModelServer() as server if server.host is not None:
+            return (ref, Ref("Host", server.host))
+        case Container() as container:
+            return (ref, Ref("Host", container.host))
+    return (ref,)
+
+
+def _lives_on(specs: Specs, ref: Ref, host: str) -> bool:
+    return Ref("Host", host) in below(specs, ref)
+
+
+@dataclass
+class Session:
+    """One command at work."""
+
+    specs: Specs
+    world: World
+    eyes: Eyes
+    narrowed: Narrow
+    hosts: tuple[str, ...] = field(default=())
+
+    def look(self) -> Next:
+        """Look at every host that matters, and work out what follows."""
+        self.eyes.look(self.hosts)
+        return next_steps(ORDER, View(self.specs, self.eyes.facts))
+
+    def excused(self, ref: Ref) -> bool:
+        """Whether it is no fault that this cannot be observed: its host is in maintenance, or decommissioned and gone."""
+        hosts = [r.name for r in below(self.specs, ref) if r.kind == "Host"]
+        return any(self.specs.hosts[h].lifecycle is not Lifecycle.ACTIVE for h in hosts)
+
+
+def open_session(specs: Specs, fleet: str, state_dir: Path, narrowed: Narrow) -> Session:
+    """Open the world that ``--fleet`` names: ``ssh``, or ``sim:FILE``. Raises Mistake."""
+    world = _world(specs, fleet, state_dir)
+    hosts = tuple(specs.hosts) if not narrowed.hosts else tuple(h for h in specs.hosts if h in narrowed.hosts)
+    return Session(specs, world, Eyes(world, ORDER, specs), narrowed, hosts)
+
+
+def _world(specs: Specs, fleet: str, state_dir: Path) -> World:
+    if fleet == "ssh":
+        return SshWorld(specs, state_dir, state.identity(state_dir))
+    if fleet.startswith("sim:"):
+        file = Path(fleet.removeprefix("sim:"))
+        if not file.is_file():
+            raise Mistake(f"cannot load the simulated fleet: there is no file {file}")
+        return SimWorld.load(file, state_dir, state.identity(state_dir))
+    raise Mistake(f"cannot use --fleet {fleet}: it is `ssh`, or `sim:FILE`")
