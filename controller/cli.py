@@ -19,7 +19,7 @@ from controller.core import conditions
 from controller.core.permissions import Grants, asked_for
 from controller.core.plan import Plan, PlanLoop, plan
 from controller.core.words import Block, Disruption, Drift, InSync, Skipped, Step, Unseen, Wait
-from controller.layers import ORDER
+from controller.layers.order import ORDER
 from controller.report import model, text
 from controller.run import session, specs as spec_files, state
 from controller.run.once import Ended, Pass, Report

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from controller.core.next_steps import Next, next_steps
 from controller.core.view import View
-from controller.layers import ORDER
+from controller.layers.order import ORDER
 from controller.run import state
 from controller.run.eyes import Eyes
 from controller.spec.model import Container, Lifecycle, ModelServer, Specs

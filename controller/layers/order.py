@@ -1,0 +1,8 @@
+"""The layers, in dependency order. A new layer is one folder beside this file and one line in it."""
+
+from __future__ import annotations
+
+from controller.core.words import Layer
+from controller.layers import access, devices, gpu_health, power
+
+ORDER: tuple[Layer, ...] = (access.LAYER, gpu_health.LAYER, devices.LAYER, power.LAYER)

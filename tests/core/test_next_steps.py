@@ -1,0 +1,65 @@
+from controller.core.next_steps import next_steps
+from controller.core.view import View
+from controller.core.words import Step, Unseen
+from controller.facts.words import HostFacts, Unknown
+from controller.spec.ref import Ref
+from tests.core.builders import blocked_layer, specs, switch_layer, switches
+
+ONE, TWO = switch_layer("one"), switch_layer("two")
+CT = ("ct", 129, "a")
+
+
+def test_the_first_layer_that_is_not_right_goes_first_and_holds_the_later_ones() -> None:
+    following = next_steps((ONE, TWO), View(specs(CT), switches(a={"one": False, "two": False}, b={})))
+    assert [s.layer for s in following.ready] == ["one"]
+    assert [(s.layer, held) for s, held in following.held] == [("two", "one of Container/ct")]
+    assert not following.in_sync
+
+
+def test_everything_right_is_in_sync() -> None:
+    following = next_steps((ONE, TWO), View(specs(CT), switches(a={"one": True, "two": True}, b={})))
+    assert following.in_sync
+    assert not following.ready
+
+
+def test_an_unknown_layer_holds_what_comes_after_it() -> None:
+    following = next_steps((ONE, TWO), View(specs(CT), switches(a={"two": False}, b={})))
+    assert following.ready == ()
+    assert following.verdict(Ref("Container", "ct"), "one") == Unseen("not-asked", "a was not asked for one")
+
+
+def test_nothing_is_ready_on_a_host_that_does_not_answer() -> None:
+    facts = {"a": HostFacts("a", {}, failure=Unknown("unreachable", "no route")), **switches(b={"one": False})}
+    following = next_steps((ONE,), View(specs(CT, ("other", 130, "b")), facts))
+    assert [s.hosts for s in following.ready] == [("b",)]
+
+
+def test_a_host_layer_that_is_not_known_or_gates_holds_its_containers() -> None:
+    gate = switch_layer("gate", kind="Host")
+    drifted = next_steps((gate, ONE), View(specs(CT), switches(a={"gate": False, "one": False}, b={"gate": True})))
+    assert [s.layer for s in drifted.ready] == ["gate"]
+    unseen = next_steps((gate, ONE), View(specs(CT), switches(a={"one": False}, b={"gate": True})))
+    assert unseen.ready == ()
+
+
+def test_a_host_layer_that_only_reports_holds_nothing_when_it_drifted() -> None:
+    report = blocked_layer("report", kind="Host")
+    report = type(report)(**{**report.__dict__, "gates": False})
+    following = next_steps((report, ONE), View(specs(CT), switches(a={"one": False}, b={})))
+    assert [s.layer for s in following.ready] == ["one"]
+    assert {(str(j.object), b.reason) for j, b in following.blocked} == {("Host/a", "off"), ("Host/b", "off")}
+
+
+def test_an_independent_step_is_held_by_nothing() -> None:
+    first = blocked_layer("first")
+
+    def check(view: View, obj: object) -> object:
+        verdict = TWO.check(view, obj)
+        step = verdict.remedy
+        assert isinstance(step, Step)
+        fields = {name: getattr(step, name) for name in Step.__dataclass_fields__}
+        return type(verdict)(verdict.reason, verdict.message, Step(**{**fields, "independent": True}))
+
+    stop = type(TWO)(**{**TWO.__dict__, "check": check})
+    following = next_steps((first, stop), View(specs(CT), switches(a={"two": False}, b={})))
+    assert [s.layer for s in following.ready] == ["two"]
