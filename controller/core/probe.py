@@ -36,6 +36,11 @@ def look(nonce: str, max_age: float, guests: Iterable[int]) -> str:
     return f"look {nonce} {max(0, int(max_age))} {shlex.quote(' '.join(str(g) for g in guests))}\n"
 
 
+class Stuck(FrameError):
+    """The host answers that an earlier look still hangs there."""
+
+
+_STUCK = re.compile(rb"\S+ stuck (\d+) (-?\d+)\n")
 _SECTION = re.compile(rb"(\S+) section (\S+) (\d+) (\d+) (\d+)\n")
 
 
@@ -45,7 +50,7 @@ def complete(data: bytes | bytearray, nonce: str) -> bool:
 
 
 def read(data: bytes, nonce: str) -> dict[str, Section]:
-    """Split a whole answer into its sections. Raises FrameError with what is wrong with it."""
+    """Split a whole answer into its sections. Raises FrameError with what is wrong with it (Stuck: there are none)."""
     begin = f"{nonce} begin\n".encode()
     if not data.startswith(begin):
         raise FrameError(f"the answer begins with {data[:40]!r}")
@@ -53,6 +58,8 @@ def read(data: bytes, nonce: str) -> dict[str, Section]:
     position = len(begin)
     end = f"\n{nonce} end\n".encode()
     while data[position:] != end[1:]:
+        if stuck := _STUCK.match(data, position):
+            raise Stuck(f"an earlier look hangs there since {int(stuck[2])} s (process {int(stuck[1])})")
         match = _SECTION.match(data, position)
         if match is None or match[1].decode("ascii", "replace") != nonce:
             raise FrameError(f"no section where one should be: {data[position : position + 40]!r}")

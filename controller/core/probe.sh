@@ -8,6 +8,7 @@ set -u
 nl='
 '
 run_dir=/run/reconcile
+entered=''
 
 # section NAME FUNCTION: runs the function, prints its output, stderr and exit code in the frame.
 section() {
@@ -33,15 +34,42 @@ files() {
 	[ $? -le 1 ]
 }
 
-# look NONCE MAX_AGE GUESTS: one whole answer.
+# look NONCE MAX_AGE GUESTS: one whole answer. A nonce is TOKEN-RANDOM; the token is that of who asks.
 look() {
 	nonce=$1 max_age=$2 guests=$3
-	mkdir -p "$run_dir" 2>/dev/null
-	scratch=$run_dir/stderr.$$
 	printf '%s begin\n' "$nonce"
-	sections
-	rm -f "$scratch"
+	[ -d "$run_dir" ] || entered=''
+	if [ -n "$entered" ] || enter; then
+		read -r now _ </proc/uptime
+		printf '%s %s %s\n' "$myself" "${now%.*}" "${nonce%-*}" >"$at_work"
+		sections
+		printf '' >"$at_work"
+	else
+		printf '%s stuck %s\n' "$nonce" "$stuck"
+	fi
 	printf '%s end\n' "$nonce"
+}
+
+# enter: makes ready for looks. False, with pid and age of what is `stuck`, while an earlier look of the same asker
+# (who has given it up, else he would not ask again) or one of another that is too old still hangs on this host, so
+# that there is never a pile of them.
+enter() {
+	entered=1 myself='' at_work=/dev/null scratch=/dev/null
+	[ -d "$run_dir" ] || mkdir -p "$run_dir" 2>/dev/null
+	[ -w "$run_dir" ] || return 0
+	read -r now _ </proc/uptime
+	for file in "$run_dir"/look.*; do
+		pid=${file##*.}
+		if [ ! -d "/proc/$pid" ]; then
+			rm -f "$file" "$run_dir/stderr.$pid"
+		elif [ -s "$file" ] && read -r started begun token <"$file" && [ "$(process_start "$pid")" = "$started" ]; then
+			stuck="$pid $((${now%.*} - begun))" entered=''
+			[ "$token" = "${nonce%-*}" ] || [ "${stuck#* }" -gt 30 ] || entered=1
+			[ -n "$entered" ] || return 1
+		fi
+	done
+	myself=$(process_start "$$") at_work=$run_dir/look.$$ scratch=$run_dir/stderr.$$
+	trap 'rm -f "$at_work" "$scratch"' EXIT
 }
 
 # detached NAME SECONDS COMMAND...: a tool that can hang in the kernel, in a session of its own, at most one alive.
