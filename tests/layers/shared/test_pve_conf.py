@@ -204,44 +204,35 @@ def test_only_settings_of_the_main_section_can_be_changed(index):
 
 # Any file at all, and any edit of it.
 
-odd = st.sampled_from(
-    [
-        "",
-        " ",
-        "#c",
-        "# %41:",
-        "  # x",
-        "junk",
-        "[1snap]",
-        "[snap one]",
-        "LXC.a: b",
-        "memory:",
-        "snapstate: delete",
-        "description: x%0Ay",
-        "delete: net0",
-        "host-managed: 1",
-        "��: x",
-        "#�",
-        "lxc.foo: 1",
-    ]
-)
-setting = st.sampled_from(
-    [
-        "arch: amd64",
-        "memory: 512",
-        "dev0: /dev/nvidia0",
-        "dev10: path=/dev/x,mode=0666",
-        "memory: 12M",
-        "net0: a=b",
-        "lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind",
-        "lxc.cgroup2.devices.allow = c 195:* rwm",
-        "lxc.cap.drop:",
-        "lxc.cgroup.devices.allow: a",
-        "hostname: �",
-        "unprivileged: yes",
-        "dev0: /dev/b  ",
-    ]
-)
+ODD = r"""
+  # x
+
+#c
+# %41:
+junk
+[1snap]
+[snap one]
+LXC.a: b
+memory:
+snapstate: delete
+description: x%0Ay
+delete: net0
+host-managed: 1
+lxc.foo: 1"""
+SETTINGS = r"""arch: amd64
+memory: 512
+memory: 12M
+dev0: /dev/nvidia0
+dev0: /dev/b
+dev10: path=/dev/x,mode=0666
+net0: a=b
+unprivileged: yes
+lxc.cap.drop:
+lxc.cgroup.devices.allow: a
+lxc.cgroup2.devices.allow = c 195:* rwm
+lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind"""
+odd = st.sampled_from([*ODD.split("\n"), " ", "\udcff\udc80: x", "#\udcc3"])
+setting = st.sampled_from([*SETTINGS.split("\n"), "hostname: \udcff", "swap: 0  "])
 header = st.sampled_from(["[snap1]", "[PVE:pending]", "[pve:pending] ", "[a-b_c]\r"])
 ends = st.sampled_from(["\n", "\r\n"])
 
