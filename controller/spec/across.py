@@ -71,7 +71,9 @@ class _Together:
         names = self._specs.hosts
         for number, group in enumerate(self._specs.fleet.limits.never_together):
             for member, name in enumerate(group):
-                yield from self._must_exist(None, ("limits", "never_together", number, member), Kind.HOST, name)
+                path: Path = ("limits", "never_together", number, member)
+                others = tuple(names[other].ref for other in group if other in names)
+                yield from self._must_exist(None, path, Kind.HOST, name, concerns=others)
         seen: dict[tuple[str, int, str | None], Host] = {}
         for host in names.values():
             if host.lifecycle is Lifecycle.DECOMMISSIONED:
@@ -352,7 +354,9 @@ class _Together:
 
     # Words
 
-    def _must_exist(self, ref: Ref | None, path: Path, kind: Kind, name: str) -> Iterator[SpecError]:
+    def _must_exist(
+        self, ref: Ref | None, path: Path, kind: Kind, name: str, concerns: tuple[Ref, ...] = ()
+    ) -> Iterator[SpecError]:
         wanted = Ref(kind.value, name)
         if wanted in self._specs or self._unseen.objects is None or wanted in self._unseen.objects:
             return
@@ -368,7 +372,7 @@ class _Together:
             allowed=", ".join(names) or f"none: no spec defines a {word}",
             nearest=guess,
             todo=f"write {guess}, or define {wanted}" if guess else f"define {wanted}, or correct the name",
-            concerns=(ref,) if ref else (),
+            concerns=(ref,) if ref else concerns,
         )
 
     def _conflict(

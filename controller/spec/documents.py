@@ -32,7 +32,8 @@ MAX_BYTES = 2**20
 MAX_DEPTH = 32
 """The deepest field of a spec is at 6; the rest is for JSON in flags."""
 
-_BAD_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+# Control characters, halves of characters, and what turns the direction of text so that it reads as something else.
+_BAD_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def _character(place: Place, character: int | str) -> SpecError:
     return SpecError(
         place,
         Code.UNREADABLE,
-        "cannot use a control character or half of one",
+        "cannot use this character",
         found=f"U+{number:04X}",
         todo="remove it; your editor may not show it",
     )

@@ -80,7 +80,7 @@ class SpecError:
                 lines += _wrapped(f"    {label + ':':<10}", words)
         return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Give it as JSON; every key is always there."""
         return {
             "file": self.place.file,
@@ -116,16 +116,25 @@ def written(path: tuple[str | int, ...]) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            word = "(not shown)" if looks_like_secret(part) else part
+            word = "(not shown)" if looks_like_secret(part) else shortened(part)
             text += f".{word}" if re.fullmatch(r"[\w-]+", word) else f'."{word}"'
     return text.removeprefix(".")
 
 
+def shortened(text: str) -> str:
+    """Give text on one line, and its beginning if it is long."""
+    one_line = text.replace("\r", "\\r").replace("\n", "\\n")
+    return one_line if len(one_line) <= 60 else one_line[:59] + "…"
+
+
 def in_order(errors: Iterable[SpecError]) -> tuple[SpecError, ...]:
-    """Sort errors by where they are, and leave out what is said twice of one place."""
+    """Sort errors by where they are, and leave out what is said twice of one place, and all else of a secret."""
     once: dict[tuple[Place, str], SpecError] = {}
+    errors = list(errors)
+    secrets = {error.place for error in errors if error.code is Code.SECRET}
     for error in errors:
-        once.setdefault((error.place, error.says), error)
+        if error.code is Code.SECRET or error.place not in secrets:
+            once.setdefault((error.place, error.says), error)
     return tuple(sorted(once.values(), key=lambda e: (e.place.file, e.place.line, e.place.column, e.says)))
 
 

@@ -28,6 +28,7 @@ def looks_like_secret(text: str) -> bool:
     return _MARKED.search(text) is not None
 
 
+_BLOB = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=]{24,}", re.ASCII)
 _SECRET_WORDS = frozenset(
     ("token", "secret", "secrets", "password", "passwd", "passphrase", "apikey", "credential", "credentials")
 )
@@ -58,3 +59,8 @@ def is_literal(key: str, value: str) -> bool:
     if not names_secret(key) or value.startswith(("/", "./", "~")) or "://" in value:
         return False
     return not _ALWAYS.isdisjoint(_words(key)) or _OPAQUE.fullmatch(value) is not None
+
+
+def is_literal_name(name: str) -> bool:
+    """Say whether a secret itself stands where its name belongs: names are words, secrets are not."""
+    return looks_like_secret(name) or _BLOB.fullmatch(name) is not None

@@ -15,11 +15,11 @@ from pydantic_core import ErrorDetails
 from controller.spec.across import Known, Unseen, check_together
 from controller.spec.base import Model
 from controller.spec.documents import Entries, Hole, Items, Node, Scalar, read_documents, walk
-from controller.spec.errors import Code, SpecError, in_order, render, written
-from controller.spec.literals import is_literal, looks_like_secret, names_secret
+from controller.spec.errors import Code, SpecError, in_order, render, shortened, written
+from controller.spec.literals import is_literal, is_literal_name, looks_like_secret, names_secret
 from controller.spec.model import Container, Fleet, Host, Kind, ModelServer, Object, Place, Specs
 from controller.spec.ref import Ref
-from controller.spec.values import Problem, Text, nearest
+from controller.spec.values import Problem, Text, is_name, nearest
 
 MODELS: Mapping[str, type[Host] | type[Container] | type[ModelServer]] = {
     Kind.HOST.value: Host,
@@ -40,6 +40,8 @@ class Reading:
     errors: tuple[SpecError, ...] = ()
     failed: frozenset[str] = frozenset()
     """The files that are not believed."""
+    unparsed: frozenset[str] = frozenset()
+    """Of these, the ones that could not be read to their end, so that nobody knows what else they define."""
     frozen: frozenset[Ref] = frozenset()
     """The objects that nothing may be done to: those of failed files, and those that contradict each other.
 
@@ -56,6 +58,10 @@ class SpecErrors(Exception):  # noqa: N818 - it carries many
         super().__init__(render(reading.errors))
         self.errors = reading.errors
         self.partial = reading
+
+    def as_json(self) -> dict[str, Any]:
+        """Give all errors as JSON."""
+        return {"errors": [error.as_json() for error in self.errors]}
 
 
 def is_spec_file(name: str) -> bool:
@@ -101,23 +107,31 @@ def read(
     first = attempt = _Attempt(texts)
     known = Known(clusters or {}, engine_flags or {})
     errors = in_order([*first.errors, *check_together(first.specs, first.locate, known, first.unseen)])
-    frozen, set_aside, fleet_lost = set(first.frozen), set(first.failed), False
-    now = dict(texts)
+    frozen, set_aside, had_fleet = set(first.frozen), set(first.failed), set(first.may_hold_fleet)
+    now, good = dict(texts), last_good or {}
     while attempt.failed:
-        for name in attempt.failed:
-            good = (last_good or {}).get(name)
-            if good is None or now[name] == good:
-                del now[name]
-                fleet_lost = fleet_lost or name in attempt.may_hold_fleet
+        # A file that is as it was when it was good may only have got into a contradiction with a changed one.
+        changed = {name for name in attempt.failed if now[name] != good.get(name)}
+        for name in changed or attempt.failed:
+            if name in changed and name in good:
+                now[name] = good[name]
             else:
-                now[name] = good
+                del now[name]
         attempt = _Attempt(now)
         set_aside |= attempt.failed
         frozen |= attempt.frozen
+    fleet_lost = not attempt.has_fleet and bool(had_fleet - now.keys())
     contradictions = check_together(attempt.specs, attempt.locate, known, attempt.unseen)
     frozen.update(ref for error in (*errors, *contradictions) for ref in error.concerns)
     frozen.update(r for r, place in attempt.specs.places.items() if fleet_lost or place.file in set_aside)
-    return Reading(attempt.specs, errors, frozenset(first.failed), frozenset(frozen), all_frozen=fleet_lost)
+    return Reading(
+        attempt.specs,
+        errors,
+        failed=frozenset(first.failed),
+        unparsed=frozenset(first.unparsed),
+        frozen=frozenset(frozen),
+        all_frozen=fleet_lost,
+    )
 
 
 @dataclass(frozen=True)
@@ -127,11 +141,13 @@ class _Document:
     file: str
     node: Entries
     kind: str
-    name: str | None
+    name: str
 
     @property
     def ref(self) -> Ref | None:
-        return Ref(self.kind, self.name) if self.name and self.kind in MODELS else None
+        """Its kind and name, if it has a name that can be one."""
+        usable = self.kind in MODELS and is_name(self.name) and not looks_like_secret(self.name)
+        return Ref(self.kind, self.name) if usable else None
 
 
 class _Attempt:
@@ -139,22 +155,25 @@ class _Attempt:
 
     def __init__(self, texts: Mapping[str, bytes]) -> None:
         self.errors: list[SpecError] = []
+        self.failed: set[str] = set()
         self.nodes: dict[Ref, Entries] = {}
-        self._unread: set[str] = set()
+        self.unparsed: set[str] = set()
+        self._unread: set[str] = set()  # these, and files with objects that cannot be told
         documents = [document for name in sorted(texts) for document in self._documents(name, texts[name])]
         fleet, defaults = self._fleet([d for d in documents if d.kind == "Fleet"])
         named = [d for d in documents if d.kind != "Fleet"]
         self._each_name_once(named)
-        objects = [found for d in named if (found := self._object(d, defaults))]
-        self.failed = {place.file for error in self.errors for place in (error.place, *error.also)}
+        objects = [(d.file, found) for d in named if (found := self._object(d, defaults))]
+        self.failed |= {place.file for error in self.errors for place in (error.place, *error.also)}
         self.frozen = {d.ref for d in named if d.ref and d.file in self.failed}
         fleets = {d.file for d in documents if d.kind == "Fleet"}
+        self.has_fleet = bool(fleets)
         self.may_hold_fleet = fleets & self.failed if fleets else self._unread
         self.unseen = Unseen(
             objects=None if self._unread else frozenset(self.frozen),
             fleet=bool(self.may_hold_fleet),
         )
-        good = {one.ref: one for one, file in objects if file not in self.failed}
+        good = {one.ref: one for file, one in objects if file not in self.failed}
         places = {d.ref: d.node.place for d in named if d.ref in good and d.ref}
         self.specs = Specs(
             fleet=fleet,
@@ -174,16 +193,17 @@ class _Attempt:
         text = read_documents(file, data)
         self.errors += text.errors
         if not text.whole:
+            self.unparsed.add(file)
             self._unread.add(file)
         for node in text.documents:
             match node:
                 case Scalar(value=None) | Hole():
                     continue
                 case Entries():
-                    document = _Document(file, node, _scalar(node, "kind"), _scalar(node, "name") or None)
+                    document = _Document(file, node, _scalar(node, "kind"), _scalar(node, "name"))
                     self._look_for_literals(document)
                     if self._kind_is_known(document):
-                        if document.kind != "Fleet" and not document.name:
+                        if document.kind != "Fleet" and not document.ref:
                             self._unread.add(file)
                         yield document
                 case _:
@@ -222,10 +242,9 @@ class _Attempt:
     def _look_for_literals(self, document: _Document) -> None:
         for path, scalar in walk(document.node):
             key = next((str(part) for part in reversed(path) if isinstance(part, str)), "")
-            holder = path[-1] if path else ""
-            if holder in ("secret", "from_file", "from_env") and not looks_like_secret(scalar.value or ""):
-                continue
-            if scalar.value and is_literal(key, scalar.value):
+            text = scalar.value or ""
+            named = path[-1:] in (("secret",), ("from_file",), ("from_env",))  # where a secret's name belongs
+            if is_literal_name(text) if named else is_literal(key, text):
                 self.errors.append(_literal(document, path, scalar.place))
         for path, place in _keys(document.node):
             if looks_like_secret(str(path[-1])):
@@ -249,6 +268,8 @@ class _Attempt:
         node = document.node
         found, errors = _validate(Fleet, node, None)
         self.errors += errors
+        for another in documents[1:]:
+            self.errors += _validate(Fleet, another.node, None)[1]
         policy = node.values.get("policy")
         given = node.values.get("defaults")
         defaults: dict[str, Entries] = {}
@@ -282,16 +303,18 @@ class _Attempt:
                 )
             seen.setdefault(document.ref, place)
 
-    def _object(self, document: _Document, defaults: Mapping[str, Entries]) -> tuple[Object, str] | None:
+    def _object(self, document: _Document, defaults: Mapping[str, Entries]) -> Object | None:
         node = document.node
         if default := defaults.get(document.kind):
             node = _merge(default, node)
         found, errors = _validate(MODELS[document.kind], node, document.ref)
         self.errors += errors
+        if errors:
+            self.failed.add(document.file)  # the errors may be in the Fleet's defaults, in another file
         if found is None or document.ref is None:
             return None
         self.nodes.setdefault(found.ref, node)
-        return found, document.file
+        return found
 
 
 # Nodes
@@ -386,16 +409,15 @@ def _shown(node: Node, path: Path) -> str:
     private = any(isinstance(part, str) and (names_secret(part) or part == "env") for part in path)
     if private or looks_like_secret(text):
         return "a value that is not shown here"
-    return f'"{text[:57] + "…" if len(text) > 58 else text}"'.replace("\n", "\\n")
+    return f'"{shortened(text)}"'
 
 
 def _literal(document: _Document, path: Path, place: Place) -> SpecError:
-    ref = document.ref
     return SpecError(
         place,
         Code.SECRET,
         "cannot have a secret written out in a spec",
-        None if ref and looks_like_secret(ref.name) else ref,
+        document.ref,
         written(path),
         allowed="{secret: NAME}, with NAME under Fleet.secrets",
         todo="put it in a file on the controller's machine and name that file under Fleet.secrets; "
@@ -533,7 +555,7 @@ def _wrong_value(found: Node, place: Place, ref: Ref | None, path: Path, error: 
     return SpecError(
         place,
         Code.VALUE,
-        "cannot use this value",
+        f"cannot use this as {next((part for part in reversed(path) if isinstance(part, str)), 'a document')}",
         ref,
         above + written(path),
         found=_shown(found, path),

@@ -20,9 +20,12 @@ from controller.spec.ref import Ref
 from controller.spec.values import (
     AbsolutePath,
     Address,
+    Amount,
+    AtLeastOne,
     Bool,
     Capability,
     ComputeCapability,
+    ContainerId,
     DownloadUrl,
     DriverVersion,
     Duration,
@@ -31,14 +34,14 @@ from controller.spec.values import (
     Fingerprint,
     FlagName,
     FlagValue,
-    Float,
+    GpuCount,
     GpuId,
     IndexUrl,
-    Int,
     MemoryAtLeast,
     Name,
     PackageVersion,
     PciAddress,
+    Port,
     Problem,
     PythonVersion,
     Repo,
@@ -159,7 +162,7 @@ class SecretSource(Model):
 class Limits(Model):
     """How much may be disrupted at once."""
 
-    disruptive_at_once: Annotated[Int, Field(ge=1)] = 1
+    disruptive_at_once: AtLeastOne = 1
     """How many steps that disrupt may run at once, over the whole fleet."""
     never_together: tuple[tuple[Name, ...], ...] = ()
     """Groups of hosts; no two of a group are disrupted at once."""
@@ -252,7 +255,7 @@ class Ssh(Model):
     """local: this host is the machine the controller runs on."""
     user: User = "root"
     """The user to log in as."""
-    port: Annotated[Int, Field(ge=1, le=65535)] = 22
+    port: Port = 22
     """The TCP port of its SSH server."""
     identity_file: Str | None = None
     """A private key on the controller's machine, beside what the agent offers; ~ is the home directory."""
@@ -466,7 +469,7 @@ class GpuSelector(Model):
     In a spec, a list stands for ``devices``.
     """
 
-    count: Annotated[Int, Field(ge=0, le=64)] | None = None
+    count: GpuCount | None = None
     """How many."""
     memory: MemoryAtLeast | None = None
     """The memory that each has to have at least, as ">=44GiB"; in bytes."""
@@ -524,7 +527,7 @@ class Container(_Object):
     KIND = Kind.CONTAINER
 
     kind: Literal["Container"] = "Container"
-    id: Annotated[Int, Field(ge=100, le=999_999_999)]
+    id: ContainerId
     """Its number in Proxmox."""
     host: Name
     """The host it runs on; edit this line to relocate it and what it serves."""
@@ -649,7 +652,7 @@ class Serve(Model):
 
     address: Address = "127.0.0.1"
     """The address it listens on; 0.0.0.0 is every one."""
-    port: Annotated[Int, Field(ge=1, le=65535)]
+    port: Port
     """The TCP port it listens on."""
     served_model_name: Str | None = None
     """The name that clients ask for; without it, the repository's."""
@@ -680,9 +683,9 @@ class OutputCheck(StrEnum):
 class Range(Model):
     """The numbers that are all right."""
 
-    at_least: Annotated[Float, Field(ge=0)] | None = None
+    at_least: Amount | None = None
     """Below this is wrong."""
-    at_most: Annotated[Float, Field(ge=0)] | None = None
+    at_most: Amount | None = None
     """Above this is wrong."""
 
     @model_validator(mode="after")
@@ -701,7 +704,7 @@ class Checks(Model):
     """How long it may take from start to ready."""
     output: tuple[OutputCheck, ...] = ()
     """What its answers are checked for."""
-    min_context: Annotated[Int, Field(ge=1)] | None = None
+    min_context: AtLeastOne | None = None
     """The number of tokens that one request has to be able to hold."""
     tokens_per_second: Range | None = None
     """The speed of one stream, in generated tokens a second."""

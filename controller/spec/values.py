@@ -4,6 +4,7 @@ So ``10:00.0`` is a PCI address, ``0.10`` a version and ``no`` a name or a truth
 Values that are typed already (from Python, not from a file) pass as they are.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import (
     BeforeValidator,
     Discriminator,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     JsonValue,
@@ -76,6 +78,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 _TRUE, _FALSE = frozenset({"true", "yes", "on"}), frozenset({"false", "no", "off"})
 _JSON_WORDS: dict[str, JsonValue] = {"true": True, "false": False, "null": None, "~": None, "": None}
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)", re.ASCII)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?", re.ASCII)
 
@@ -106,12 +109,12 @@ def read_float(value: Any) -> Any:
     """Read a number in decimal; ``50``, ``0.3`` and ``1e7`` are numbers."""
     if not isinstance(value, str):
         return value
-    if _NUMBER.fullmatch(value) and abs(float(value)) != float("inf"):
+    if _NUMBER.fullmatch(value) and math.isfinite(float(value)):
         return float(value)
     raise wrong(Problem("cannot read this as a number", allowed="a number in decimal, for example 0.3"))
 
 
-_DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9})s)?", re.ASCII)
+_DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?", re.ASCII)
 
 
 def read_duration(value: Any) -> Any:
@@ -152,7 +155,8 @@ def read_memory_at_least(value: Any) -> Any:
     raise wrong(
         Problem(
             "cannot read this as an amount of GPU memory",
-            allowed=f'">=" with a number and a unit ({", ".join(_UNITS)}), for example ">=44GiB"',
+            nearest=f">={value.strip()}" if _AT_LEAST.fullmatch(f">={value.strip()}") else "",
+            allowed='">=" with a number and a unit (MiB, GiB, GB …), for example ">=44GiB"',
         )
     )
 
@@ -344,8 +348,10 @@ def read_json(value: Any) -> JsonValue:
     if isinstance(value, Text) and value.plain:
         if value in _JSON_WORDS:
             return _JSON_WORDS[value]
-        if _NUMBER.fullmatch(value):
-            return int(value) if _INTEGER.fullmatch(value) and len(value) < 4000 else float(value)
+        if _INTEGER.fullmatch(value) and len(value) <= 20:
+            return int(value)
+        if _NUMBER.fullmatch(value) and math.isfinite(float(value)):
+            return float(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     return str(value)
@@ -399,6 +405,11 @@ def read_count_or_auto(value: Any) -> Any:
     return number
 
 
+def is_name(text: str) -> bool:
+    """Say whether a text can be the name of an object."""
+    return re.fullmatch(_NAME, text, re.ASCII) is not None
+
+
 def is_commit(revision: str) -> bool:
     """Say whether a revision is a whole commit, which never moves."""
     return re.fullmatch("[0-9a-f]{40}", revision, re.ASCII) is not None
@@ -415,8 +426,11 @@ def _schema(**schema: Any) -> WithJsonSchema:
 # The types of fields.
 
 Bool = Annotated[bool, BeforeValidator(read_bool)]
-Int = Annotated[int, BeforeValidator(read_int)]
-Float = Annotated[float, BeforeValidator(read_float)]
+Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(read_int)]
+ContainerId = Annotated[int, Field(ge=100, le=999_999_999), BeforeValidator(read_int)]
+AtLeastOne = Annotated[int, Field(ge=1), BeforeValidator(read_int)]
+GpuCount = Annotated[int, Field(ge=0, le=64), BeforeValidator(read_int)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(read_float)]
 Str = Annotated[str, BeforeValidator(_text)]
 Duration = Annotated[
     timedelta,
@@ -479,7 +493,7 @@ FlagValue = Annotated[
 Name = Annotated[
     str,
     Matching(
-        r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+        _NAME,
         "cannot use this as a name",
         "1 to 63 letters, digits, dots, dashes and underscores, the first and the last a letter or digit",
     ),
