@@ -1,6 +1,7 @@
 """The port to one host: run a command, or open a program and talk to it.
 
-``ssh.py`` and ``local.py`` implement it; ``shell.py`` asks looks over a ``Stream``, ``units.py`` starts steps with ``run``.
+``ssh.py`` and ``local.py`` implement it. ``shell.py`` asks looks over a ``Stream``, ``units.py`` starts steps by
+``run``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Exit:
 
 
 class Stream(Protocol):
-    """A program at work on a host, with its standard streams. Only ``send`` waits, and for a bounded time."""
+    """A program at work on a host, with its standard streams. ``send`` and ``exit_code`` wait, for a bounded time."""
 
     def send(self, data: bytes, timeout: float) -> None:
         """Write to its standard input, in at most so many seconds. Raises ConnectionLost."""
@@ -85,8 +86,8 @@ class Stream(Protocol):
         """Tell whether its output has ended and was all received."""
         ...
 
-    def rc(self) -> int | None:
-        """Return its exit code; None while it is not known, -1 when it ended without one (a signal)."""
+    def exit_code(self, timeout: float) -> int | None:
+        """Return its exit code, waiting so many seconds for it; None when it has not come, -1 for none (a signal)."""
         ...
 
     def close(self) -> None:
@@ -113,8 +114,8 @@ class Transport(Protocol):
         """
         ...
 
-    def at_hand(self) -> bool:
-        """Tell whether a short ``send`` on this connection would be taken at once."""
+    def at_hand(self, timeout: float) -> bool:
+        """Tell whether a short ``send`` on this connection would be taken at once, waiting so long for that."""
         ...
 
     def alive(self) -> bool:

@@ -1,0 +1,352 @@
+"""Real hosts: one kept connection each, all asked at once, their answers read by one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from controller.core.observe import WORLD
+from controller.core.words import Layer
+from controller.facts.words import Observation, Section, Unknown
+from controller.layers.order import ORDER
+from controller.spec.model import Connection, Host, Specs
+from controller.world import units
+from controller.world.endpoint import Endpoint, UserConfig, endpoint
+from controller.world.keys import KnownHosts, Shown
+from controller.world.local import LocalTransport
+from controller.world.port import Look, Order, Outcome, Refused
+from controller.world.shell import Counts, ProbeShell
+from controller.world.ssh import CONNECT_TIMEOUT, Connector
+from controller.world.transport import HostError, Reason, Transport
+
+LOOK_TIMEOUT = 20.0  # seconds from asking to the whole answer
+LEASE = 60  # seconds that the right to start steps on a host is kept after a step
+_OPEN_TIMEOUT = 10.0  # seconds for starting a shell on a connection
+_LOGINS_AT_ONCE = 128  # 50 are as quick, but hosts that do not answer must not keep the others waiting
+_PATIENCE = (1.0, 30.0)  # seconds without another try after a failed login: at first, and doubled up to
+
+
+class Identity(Protocol):
+    """Who takes leases: ``id`` stays the same over restarts, ``name`` is for people."""
+
+    @property
+    def id(self) -> str:
+        """The controller's id."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The controller's machine and process."""
+        ...
+
+
+class SshWorld:
+    """The hosts of the specs, over SSH or (``connection: local``) as the controller's own machine. See ``port.World``.
+
+    ``state`` is the directory with the pinned host keys. ``clock`` tells the time of observations, in seconds.
+    ``observe`` waits for the slowest host, at most ``connect_timeout + look_timeout`` seconds; a host that is slow
+    holds up no other's answer.
+    """
+
+    def __init__(
+        self,
+        specs: Specs,
+        state: str | os.PathLike[str],
+        identity: Identity,
+        layers: Sequence[Layer] = ORDER,
+        clock: Callable[[], float] = time.time,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        look_timeout: float = LOOK_TIMEOUT,
+        user_config: str | None = "~/.ssh/config",
+    ) -> None:
+        self._controller = units.Controller(identity.id, identity.name)
+        self._layers = tuple(layers)
+        self._clock = clock
+        self._connect_timeout = connect_timeout
+        self._look_timeout = look_timeout
+        self._user_config = UserConfig(user_config)
+        self._connector = Connector(KnownHosts(state), connect_timeout)
+        self._pool = ThreadPoolExecutor(_LOGINS_AT_ONCE, thread_name_prefix="login")
+        self._news: queue.SimpleQueue[_Link] = queue.SimpleQueue()
+        self._observing = threading.Lock()
+        self._links: dict[str, _Link] = {}
+        self.use(specs)
+
+    @property
+    def counts(self) -> Counts:
+        """Return what looking at the hosts has cost so far, all of them together."""
+        each = [link.shell.counts for link in self._links.values()]
+        return Counts(sum(c.rounds for c in each), sum(c.reads for c in each), sum(c.logins for c in each))
+
+    def use(self, specs: Specs) -> None:
+        """Go on with other specs; hosts that are reached as before keep their connection."""
+        with self._observing:
+            before, self._links = self._links, {}
+            for name, host in specs.hosts.items():
+                where, fragments = _where(host, self._user_config, specs.hosts), _fragments(self._layers, host)
+                known = before.get(name)
+                if known is not None and (known.where, known.fragments) == (where, fragments):
+                    self._links[name] = before.pop(name)
+                else:
+                    self._links[name] = _Link(name, where, fragments, self._connector, self._news)
+        for link in before.values():
+            link.close()
+
+    def observe(self, looks: Sequence[Look]) -> Mapping[str, Observation]:
+        """Look at hosts, all at once."""
+        with self._observing:
+            waiting = {
+                self._links[look.host]: _Asked(look, time.monotonic() + self._connect_timeout + self._look_timeout)
+                for look in looks
+            }
+            seen: dict[str, Observation] = {}
+            for link in list(waiting):
+                self._forward(link, waiting, seen)
+            while waiting:
+                soonest = min(asked.until for asked in waiting.values())
+                while waiting and (told := self._next_news(soonest)) is not None:
+                    if told in waiting:
+                        self._forward(told, waiting, seen)
+                self._give_up_late(waiting, seen)
+            return {look.host: seen[look.host] for look in looks}
+
+    def _forward(self, link: _Link, waiting: dict[_Link, _Asked], seen: dict[str, Observation]) -> None:
+        """Take one host a step further: log in, ask, or take in what it answers."""
+        asked = waiting[link]
+        found: Mapping[str, Section] | HostError | None
+        try:
+            if asked.since is None:
+                if not link.ready(self._pool):
+                    return
+                asked.since = time.monotonic()
+                asked.until = asked.since + self._look_timeout
+                link.shell.ask(asked.look.max_age, asked.look.guests)
+            found = link.hear()
+        except HostError as error:
+            if asked.since is not None and not asked.again and link.was_kept_and_died():
+                # The connection had died unnoticed; what a look asks may be asked twice.
+                until = time.monotonic() + self._connect_timeout + self._look_timeout
+                waiting[link] = _Asked(asked.look, until, again=True)
+                self._forward(link, waiting, seen)
+                return
+            found = error
+        if found is not None:
+            del waiting[link]
+            seen[link.host] = self._observation(link.host, found)
+
+    def _next_news(self, until: float) -> _Link | None:
+        """Return the next host that has something to say; None when there is none until then."""
+        try:
+            link = self._news.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            return None
+        link.told = False  # before looking, so that nothing said after it is missed
+        return link
+
+    def _give_up_late(self, waiting: dict[_Link, _Asked], seen: dict[str, Observation]) -> None:
+        now = time.monotonic()
+        for link, asked in list(waiting.items()):
+            if now >= asked.until:
+                del waiting[link]
+                late = link.login_late() if asked.since is None else link.shell.give_up(self._look_timeout)
+                seen[link.host] = self._observation(link.host, late)
+
+    def _observation(self, host: str, found: Mapping[str, Section] | HostError) -> Observation:
+        if isinstance(found, HostError):
+            return Observation(host, self._clock(), failure=Unknown(found.reason.value, found.message))
+        return Observation(host, self._clock(), found)
+
+    def perform(self, order: Order) -> Outcome:
+        """Start the step's script as a unit on its host and wait until it ends (a job: until it is started)."""
+        link = self._links[order.step.hosts[0]]
+        try:
+            transport = link.connected()
+        except HostError as error:
+            return Refused("rights" if error.reason is Reason.SUDO_REFUSED else "unreachable", error.message)
+        link.leased = True
+        return units.perform(transport, order, self._controller, LEASE)
+
+    def host_keys(self, host: str) -> Iterator[Shown]:
+        """Yield the key of each server on the way to a host, the host's last; ``pin`` one before taking the next.
+
+        For ``reconcile trust``. Nothing is logged in to but jump hosts. Raises Unreachable.
+        """
+        where = self._links[host].where
+        if isinstance(where, HostError):
+            raise where
+        if isinstance(where, Endpoint):
+            yield from self._connector.shown(where)
+
+    def pin(self, shown: Shown, *, replace: bool = False) -> None:
+        """Pin a key that was shown. Raises NotPinned."""
+        self._connector.known.pin(shown, replace=replace)
+
+    def close(self) -> None:
+        """Give back leases and close connections."""
+        leased = [link for link in self._links.values() if link.leased]
+        for _ in self._pool.map(lambda link: link.release(self._controller), leased):
+            pass
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for link in self._links.values():
+            link.close()
+        self._connector.close()
+
+
+@dataclass
+class _Asked:
+    """A look under way: ``since`` when the host was asked, None while it is being logged in to."""
+
+    look: Look
+    until: float
+    since: float | None = None
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """The controller's own machine."""
+
+    sudo: bool
+
+
+class _Link:
+    """One host: its connection, its shell, and what went wrong with them."""
+
+    def __init__(
+        self,
+        host: str,
+        where: Endpoint | _Here | HostError,
+        fragments: Mapping[str, str],
+        connector: Connector,
+        news: queue.SimpleQueue[_Link],
+    ) -> None:
+        self.host = host
+        self.where = where
+        self.fragments = fragments
+        self.shell = ProbeShell(host, fragments)
+        self.leased = False
+        self.told = False  # that there are news, and nobody has looked yet
+        self._connector = connector
+        self._news = news
+        self._transport: Transport | None = None
+        self._login = threading.Lock()
+        self._opening: Future[None] | None = None
+        self._served = False  # the connection has carried an answer
+        self._failure: HostError | None = None
+        self._patience = 0.0
+        self._not_before = 0.0
+
+    def ready(self, pool: ThreadPoolExecutor) -> bool:
+        """Tell whether the shell can be asked now; when not, see to it, and there will be news.
+
+        Raises HostError for a login that has failed, at once while it is not yet time for another try.
+        """
+        if self._opening is None:
+            if self._alive() and self.shell.is_open() and self._transport and self._transport.at_hand(0.0):
+                return True
+            if self._failure and time.monotonic() < self._not_before:
+                raise self._failure
+            self._opening = pool.submit(self._open)
+            self._opening.add_done_callback(lambda _: self.wake())
+            return False
+        if not self._opening.done():
+            return False
+        opening, self._opening = self._opening, None
+        try:
+            opening.result()
+        except HostError as error:
+            self._failure = error
+            self._patience = min(max(self._patience * 2, _PATIENCE[0]), _PATIENCE[1])
+            self._not_before = time.monotonic() + self._patience
+            raise
+        self._failure, self._patience = None, 0.0
+        return True
+
+    def hear(self) -> Mapping[str, Section] | None:
+        """Take in what the host says. Raises HostError."""
+        sections = self.shell.hear()
+        self._served = self._served or sections is not None
+        return sections
+
+    def login_late(self) -> HostError:
+        """Return why there is no answer from a host that is not logged in to yet; the login goes on."""
+        return HostError(Reason.TIMED_OUT, f"{self.host} is still being logged in to")
+
+    def was_kept_and_died(self) -> bool:
+        """Tell whether the connection had served before and is gone now."""
+        return self._served and not self._alive()
+
+    def connected(self) -> Transport:
+        """Return the connection, made anew when there is none. Raises Unreachable."""
+        with self._login:
+            if self._transport is None or not self._transport.alive():
+                self._served = False
+                self._transport = self._connect()
+                self.shell.counts.logins += 1
+            return self._transport
+
+    def wake(self) -> None:
+        """Put the host on the list of those with news, once."""
+        if not self.told:
+            self.told = True
+            self._news.put(self)
+
+    def release(self, controller: units.Controller) -> None:
+        """Give the lease back, if the host can be reached; else it runs out."""
+        if self._transport is not None and self._transport.alive():
+            with contextlib.suppress(HostError):
+                units.release(self._transport, controller)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.shell.drop()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _alive(self) -> bool:
+        return self._transport is not None and self._transport.alive()
+
+    def _open(self) -> None:
+        """Log in and start the shell, or wait until a busy connection takes the question. In a thread of the pool."""
+        kept = self._alive()
+        transport = self.connected()
+        if kept and self.shell.is_open() and transport.at_hand(_OPEN_TIMEOUT):
+            return
+        self.shell.drop()
+        try:
+            self.shell.open(transport, self.wake, _OPEN_TIMEOUT)
+        except HostError:
+            if not kept or transport.alive():
+                raise
+            self.shell.open(self.connected(), self.wake, _OPEN_TIMEOUT)  # the kept connection had died
+
+    def _connect(self) -> Transport:
+        if isinstance(self.where, HostError):
+            raise self.where
+        if isinstance(self.where, _Here):
+            return LocalTransport(self.host, sudo=self.where.sudo)
+        return self._connector.connect(self.where)
+
+
+def _where(host: Host, config: UserConfig, hosts: Mapping[str, Host]) -> Endpoint | _Here | HostError:
+    if host.ssh.connection is Connection.LOCAL:
+        return _Here(host.ssh.sudo)
+    try:
+        return endpoint(host, config, hosts)
+    except HostError as error:
+        return error
+
+
+def _fragments(layers: Sequence[Layer], host: Host) -> dict[str, str]:
+    """Return what a host is asked, by section: the world's own question, then each layer's."""
+    return {
+        WORLD: units.PROBE,
+        **{layer.name: layer.probe for layer in layers if layer.probe and host.platform in layer.platforms},
+    }
