@@ -116,7 +116,7 @@ def open_session(specs: Specs, fleet: str, state_dir: Path, narrowed: Narrow) ->
 
 def _world(specs: Specs, fleet: str, state_dir: Path) -> World:
     if fleet == "ssh":
-        return SshWorld(specs, state_dir, state.identity(state_dir))
+        return SshWorld(specs, state_dir, state.identity(state_dir), ORDER)
     if fleet.startswith("sim:"):
         file = Path(fleet.removeprefix("sim:"))
         if not file.is_file():

@@ -15,7 +15,6 @@ from typing import Protocol
 from controller.core.observe import WORLD
 from controller.core.words import Layer
 from controller.facts.words import Observation, Section, Unknown
-from controller.layers.order import ORDER
 from controller.spec.model import Connection, Host, Specs
 from controller.world import units
 from controller.world.endpoint import Endpoint, UserConfig, endpoint
@@ -60,7 +59,7 @@ class SshWorld:
         specs: Specs,
         state: str | os.PathLike[str],
         identity: Identity,
-        layers: Sequence[Layer] = ORDER,
+        layers: Sequence[Layer],
         clock: Callable[[], float] = time.time,
         connect_timeout: float = CONNECT_TIMEOUT,
         look_timeout: float = LOOK_TIMEOUT,
