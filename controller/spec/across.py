@@ -396,7 +396,7 @@ class _Together:
             written(path),
             allowed=allowed,
             nearest=nearest,
-            todo=todo,
+            todo=todo or (f"write {nearest}" if nearest else ""),
             also=also,
             concerns=(ref, *others),
         )

@@ -1,9 +1,12 @@
 """What every part of a spec has in common."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from controller.spec.values import Problem, wrong
 
 
 class Model(BaseModel):
@@ -14,9 +17,37 @@ class Model(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    @model_validator(mode="before")
     @classmethod
-    def _nothing_is_not_given(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):
-            return {key: value for key, value in data.items() if not (value is None and key in cls.model_fields)}
-        return data
+    def together(cls, given: frozenset[str]) -> list[Problem]:
+        """Say what is wrong with giving these fields together, whatever is in them."""
+        return []
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _all_errors_at_once(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, Mapping):
+            return handler(data)
+        given = {key: value for key, value in data.items() if not (value is None and key in cls.model_fields)}
+        problems = cls.together(frozenset(given))
+        try:
+            made = handler(given)
+        except ValidationError as invalid:
+            if problems:
+                raise ValidationError.from_exception_data(
+                    cls.__name__,
+                    [
+                        *(_as_it_was(error) for error in invalid.errors(include_url=False)),
+                        InitErrorDetails(type=wrong(*problems), input=data),
+                    ],
+                ) from None
+            raise
+        if problems:
+            raise wrong(*problems)
+        return made
+
+
+def _as_it_was(error: Any) -> InitErrorDetails:
+    """Turn what pydantic says of an error into what it takes for one."""
+    kind, context = error["type"], error.get("ctx", {})
+    kind = wrong(*context["problems"]) if kind == "spec" else kind
+    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"], ctx=context)

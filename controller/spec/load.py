@@ -546,8 +546,10 @@ def _wrong_value(found: Node, place: Place, ref: Ref | None, path: Path, error: 
             guess = nearest(found.value, words)
         if kind == "literal_error" and error["loc"][-1] == "<all>":
             allowed = "all, or a list of places in the assignment (from 0), addresses or UUIDs"
-    elif kind in _BOUNDS:
-        allowed = f"{_BOUNDS[kind]} {context[_BOUND_NAMES[kind]]}"
+    elif kind == "greater_than_equal":
+        allowed = f"{context['ge']} or more"
+    elif kind == "less_than_equal":
+        allowed = f"{context['le']} or less"
     elif kind in _SHAPES:
         allowed = _SHAPES[kind]
         if kind == "tuple_type" and isinstance(found, Scalar) and found.value is not None:
@@ -565,11 +567,6 @@ def _wrong_value(found: Node, place: Place, ref: Ref | None, path: Path, error: 
     )
 
 
-_BOUNDS = {
-    "greater_than_equal": "from",
-    "less_than_equal": "up to",
-}
-_BOUND_NAMES = {"greater_than_equal": "ge", "less_than_equal": "le"}
 _SHAPES = {
     "tuple_type": "a list",
     "model_type": "a mapping",

@@ -149,11 +149,12 @@ class SecretSource(Model):
     from_env: EnvName | None = None
     """An environment variable of the controller."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.from_file is None) == (self.from_env is None):
-            raise wrong(Problem("cannot tell where to read this secret", allowed="one of from_file and from_env"))
-        return self
+    @classmethod
+    def together(cls, given: frozenset[str]) -> list[Problem]:
+        """One of the two."""
+        if len(given & {"from_file", "from_env"}) == 1:
+            return []
+        return [Problem("cannot tell where to read this secret", allowed="one of from_file and from_env")]
 
 
 # Fleet
@@ -482,33 +483,31 @@ class GpuSelector(Model):
     shared: Bool = False
     """Whether other containers that say so too may have the same GPUs."""
 
-    @model_validator(mode="after")
-    def _these_or_so_many(self) -> Self:
-        if (self.count is None) == (self.devices is None):
-            raise wrong(
-                Problem(
-                    "cannot tell which GPUs are meant",
-                    allowed="count: and what each has to be, or a list of PCI addresses or UUIDs; one of the two",
-                )
+    @classmethod
+    def together(cls, given: frozenset[str]) -> list[Problem]:
+        """These, or so many of a sort."""
+        if len(given & {"count", "devices"}) != 1:
+            allowed = "count: and what each has to be, or a list of PCI addresses or UUIDs; one of the two"
+            return [Problem("cannot tell which GPUs are meant", allowed=allowed)]
+        return [
+            Problem(
+                f"cannot ask for a {name} of GPUs that are given by address",
+                todo=f"remove {name}, or give a count",
+                field=(name,),
             )
-        problems = []
-        if self.devices is not None:
-            problems += [
-                Problem(
-                    f"cannot ask for a {name} of GPUs that are given by address",
-                    todo=f"remove {name}, or give a count",
-                    field=(name,),
-                )
-                for name in ("memory", "model", "compute_capability")
-                if getattr(self, name) is not None
-            ]
-            problems += [
-                Problem(f"cannot pass the GPU {gpu} twice", todo="leave one of them out", field=("devices", n))
-                for n, gpu in enumerate(self.devices)
-                if gpu in self.devices[:n]
-            ]
-        if problems:
-            raise wrong(*problems)
+            for name in ("memory", "model", "compute_capability")
+            if "devices" in given and name in given
+        ]
+
+    @model_validator(mode="after")
+    def _each_gpu_once(self) -> Self:
+        devices = self.devices or ()
+        if twice := [
+            Problem(f"cannot pass the GPU {gpu} twice", todo="leave one of them out", field=("devices", n))
+            for n, gpu in enumerate(devices)
+            if gpu in devices[:n]
+        ]:
+            raise wrong(*twice)
         return self
 
     @property
@@ -688,12 +687,17 @@ class Range(Model):
     at_most: Amount | None = None
     """Above this is wrong."""
 
+    @classmethod
+    def together(cls, given: frozenset[str]) -> list[Problem]:
+        """A bound, or two."""
+        if given & {"at_least", "at_most"}:
+            return []
+        return [Problem("cannot check against no bound", allowed="at_least, at_most, or both")]
+
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
-        if self.at_least is None and self.at_most is None:
-            raise wrong(Problem("cannot check against no bound", allowed="at_least, at_most, or both"))
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
-            raise wrong(Problem("cannot be at least more than at most", field=("at_least",)))
+            raise wrong(Problem("cannot be more than at_most", allowed=f"up to {self.at_most}", field=("at_least",)))
         return self
 
 
@@ -758,26 +762,27 @@ class ModelServer(_Object):
             return Ref(Kind.CONTAINER.value, self.container)
         return Ref(Kind.HOST.value, self.host or "")
 
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if self.container is not None and self.host is not None:
-            raise wrong(
+    @classmethod
+    def together(cls, given: frozenset[str]) -> list[Problem]:
+        """One place."""
+        if {"container", "host"} <= given:
+            return [
                 Problem(
                     "cannot run one server in two places",
                     allowed="container, or host, not both",
                     todo="remove one of the two lines",
                     field=("host",),
                 )
-            )
-        if self.container is None and self.host is None:
-            raise wrong(
+            ]
+        if not {"container", "host"} & given:
+            return [
                 Problem(
                     "cannot tell where this server runs",
                     allowed="container: NAME, or host: NAME of a plain Linux host",
                     todo="add one of the two",
                 )
-            )
-        return self
+            ]
+        return []
 
     @model_validator(mode="after")
     def _each_gpu_once(self) -> Self:

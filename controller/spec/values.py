@@ -274,7 +274,9 @@ class Matching:
             return value
         if re.fullmatch(self.pattern, value, re.ASCII):
             return value.lower() if self.lower else str(value)
-        raise wrong(Problem(self.cannot, self.allowed, self.todo))
+        folded = value.lower()
+        meant = folded if re.fullmatch(self.pattern, folded, re.ASCII) else ""
+        raise wrong(Problem(self.cannot, self.allowed, self.todo, nearest=meant))
 
 
 def read_version(value: Any) -> Any:
@@ -348,7 +350,7 @@ def read_json(value: Any) -> JsonValue:
     if isinstance(value, Text) and value.plain:
         if value in _JSON_WORDS:
             return _JSON_WORDS[value]
-        if _INTEGER.fullmatch(value) and len(value) <= 20:
+        if _INTEGER.fullmatch(value) and len(value) <= 300:
             return int(value)
         if _NUMBER.fullmatch(value) and math.isfinite(float(value)):
             return float(value)
@@ -558,7 +560,7 @@ IndexUrl = Annotated[
     str, Matching(r"https?://[^\s@]+", "cannot use this as a package index", "an http(s) URL without a password")
 ]
 PythonVersion = Annotated[
-    str, Matching(r"3\.[0-9]{1,2}(?:\.[0-9]{1,2})?", "cannot read this as a version of Python", "3.12")
+    str, Matching(r"3\.[0-9]{1,2}(?:\.[0-9]{1,2})?", "cannot read this as a version of Python", "for example 3.12")
 ]
 EngineName = Annotated[
     str,
@@ -577,11 +579,18 @@ FlagName = Annotated[
     ),
 ]
 EnvName = Annotated[
-    str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "cannot use this as the name of an environment variable", "HF_HOME")
+    str,
+    Matching(
+        r"[A-Za-z_][A-Za-z0-9_]*", "cannot use this as the name of an environment variable", "for example HF_HOME"
+    ),
 ]
 Service = Annotated[
     str,
-    Matching(r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]{0,200}", "cannot use this as a systemd service", "nvidia-persistenced"),
+    Matching(
+        r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]{0,200}",
+        "cannot use this as a systemd service",
+        "for example nvidia-persistenced",
+    ),
 ]
 PackageVersion = Annotated[str, BeforeValidator(read_version)]
 RequirementLine = Annotated[str, BeforeValidator(read_requirement)]
