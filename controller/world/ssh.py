@@ -226,7 +226,7 @@ class Connector:
         deadline = time.monotonic() + self.timeout
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Passing),
-            wait=tenacity.wait_exponential_jitter(initial=0.1, max=2.0, jitter=0.1),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=2.0) + tenacity.wait_random(0.0, 0.1),
             stop=tenacity.stop_after_attempt(_ATTEMPTS) | tenacity.stop_before_delay(self.timeout),
             reraise=True,
         )
