@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from controller.core.view import View
-from controller.core.words import Block, Drift, InSync, Layer, NotKnown, Skipped, Step, Unseen, Verdict, Wait
+from controller.core.words import Block, Drift, Gate, InSync, Layer, NotKnown, Skipped, Step, Unseen, Verdict, Wait
 from controller.spec.model import Container, Host, ModelServer
 from controller.spec.ref import Ref
 
@@ -56,7 +56,7 @@ def next_steps(layers: Sequence[Layer], view: View) -> Next:
         judged[ref] = list(_chain(layers, view, ref, host, held=""))
     for container in sorted(view.specs.containers.values(), key=lambda c: c.id):
         ref = Ref("Container", container.name)
-        held = _held_by_host(layers, judged[Ref("Host", container.host)])
+        held = _held_by_host(layers, judged[Ref("Host", container.host)], uses_gpus=container.gpus is not None)
         judged[ref] = list(_chain(layers, view, ref, container, held))
     for server in view.specs.servers.values():
         ref = Ref("ModelServer", server.name)
@@ -94,11 +94,13 @@ def _held_by(chain: Sequence[Judged]) -> str:
     return ""
 
 
-def _held_by_host(layers: Sequence[Layer], chain: Sequence[Judged]) -> str:
+def _held_by_host(layers: Sequence[Layer], chain: Sequence[Judged], uses_gpus: bool) -> str:
     """The host's layer that what lives on it has to wait for: one not known, or one drifted that gates."""
-    gating = {layer.name for layer in layers if layer.gates}
+    gates = {layer.name: layer.gates for layer in layers}
     for judged in chain:
-        if isinstance(judged.verdict, Unseen) or (isinstance(judged.verdict, Drift) and judged.layer in gating):
+        gate = gates[judged.layer]
+        drifted = isinstance(judged.verdict, Drift) and (gate is Gate.ALL or (gate is Gate.GPUS and uses_gpus))
+        if drifted or isinstance(judged.verdict, Unseen):
             return f"{judged.layer} of {judged.object}"
     return ""
 

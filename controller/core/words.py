@@ -133,13 +133,22 @@ class NotKnown(Exception):  # noqa: N818 - it is no error, it is how "unknown" t
         self.message = message
 
 
+class Gate(StrEnum):
+    """What of a host's containers and servers waits while one of the host's layers has drifted."""
+
+    ALL = "all"
+    GPUS = "gpus"  # what uses GPUs
+    NOTHING = "nothing"  # the layer only reports
+
+
 @dataclass(frozen=True)
 class Layer:
     """One thing that has to be true, in dependency order.
 
     ``kind`` is whose it is: Host, Container or ModelServer. ``probe`` is the sh fragment whose output ``parse`` turns
     into the layer's facts (raises ParseError). ``check`` compares spec and facts. ``platforms`` says on which hosts
-    the fragment is asked. ``gates``: while this layer of a host has drifted, later layers of what lives there wait.
+    the fragment is asked. ``gates`` says what waits while this layer of a host has drifted; while it is unknown,
+    everything on the host does.
     """
 
     name: str
@@ -149,4 +158,4 @@ class Layer:
     probe: str = ""
     parse: Callable[[Section], object] | None = None
     platforms: frozenset[str] = frozenset({"proxmox", "linux"})
-    gates: bool = True
+    gates: Gate = Gate.GPUS

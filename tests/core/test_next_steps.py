@@ -1,7 +1,10 @@
+import dataclasses
+
 from controller.core.next_steps import next_steps
 from controller.core.view import View
-from controller.core.words import Step, Unseen
+from controller.core.words import Gate, Step, Unseen
 from controller.facts.words import HostFacts, Unknown
+from controller.spec.model import GpuSelector
 from controller.spec.ref import Ref
 from tests.core.builders import blocked_layer, specs, switch_layer, switches
 
@@ -35,7 +38,7 @@ def test_nothing_is_ready_on_a_host_that_does_not_answer() -> None:
 
 
 def test_a_host_layer_that_is_not_known_or_gates_holds_its_containers() -> None:
-    gate = switch_layer("gate", kind="Host")
+    gate = dataclasses.replace(switch_layer("gate", kind="Host"), gates=Gate.ALL)
     drifted = next_steps((gate, ONE), View(specs(CT), switches(a={"gate": False, "one": False}, b={"gate": True})))
     assert [s.layer for s in drifted.ready] == ["gate"]
     unseen = next_steps((gate, ONE), View(specs(CT), switches(a={"one": False}, b={"gate": True})))
@@ -44,10 +47,20 @@ def test_a_host_layer_that_is_not_known_or_gates_holds_its_containers() -> None:
 
 def test_a_host_layer_that_only_reports_holds_nothing_when_it_drifted() -> None:
     report = blocked_layer("report", kind="Host")
-    report = type(report)(**{**report.__dict__, "gates": False})
+    report = dataclasses.replace(report, gates=Gate.NOTHING)
     following = next_steps((report, ONE), View(specs(CT), switches(a={"one": False}, b={})))
     assert [s.layer for s in following.ready] == ["one"]
     assert {(str(j.object), b.reason) for j, b in following.blocked} == {("Host/a", "off"), ("Host/b", "off")}
+
+
+def test_a_layer_of_gpus_holds_what_uses_them_and_nothing_else() -> None:
+    gate = switch_layer("gate", kind="Host")
+    wanted = specs(CT)
+    facts = switches(a={"gate": False, "one": False}, b={"gate": True})
+    assert [s.layer for s in next_steps((gate, ONE), View(wanted, facts)).ready] == ["gate", "one"]
+    user = wanted.containers["ct"].model_copy(update={"gpus": GpuSelector(count=1)})
+    using = dataclasses.replace(wanted, containers={"ct": user})
+    assert [s.layer for s in next_steps((gate, ONE), View(using, facts)).ready] == ["gate"]
 
 
 def test_an_independent_step_is_held_by_nothing() -> None:
@@ -57,9 +70,8 @@ def test_an_independent_step_is_held_by_nothing() -> None:
         verdict = TWO.check(view, obj)
         step = verdict.remedy
         assert isinstance(step, Step)
-        fields = {name: getattr(step, name) for name in Step.__dataclass_fields__}
-        return type(verdict)(verdict.reason, verdict.message, Step(**{**fields, "independent": True}))
+        return dataclasses.replace(verdict, remedy=dataclasses.replace(step, independent=True))
 
-    stop = type(TWO)(**{**TWO.__dict__, "check": check})
+    stop = dataclasses.replace(TWO, check=check)
     following = next_steps((first, stop), View(specs(CT), switches(a={"two": False}, b={})))
     assert [s.layer for s in following.ready] == ["two"]

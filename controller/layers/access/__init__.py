@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from controller.core.package import text
 from controller.core.view import View
-from controller.core.words import Block, Drift, InSync, Layer, Skipped, Verdict
+from controller.core.words import Block, Drift, Gate, InSync, Layer, Skipped, Verdict
 from controller.layers.access.facts import AccessFacts, parse
 from controller.spec.model import Host
 
@@ -69,4 +69,5 @@ LAYER = Layer(
     check=check,
     probe=text("controller.layers.access", "probe.sh"),
     parse=parse,
+    gates=Gate.ALL,
 )

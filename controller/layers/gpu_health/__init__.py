@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from controller.core.package import text
 from controller.core.view import View
-from controller.core.words import Block, Drift, InSync, Layer, NotKnown, Skipped, Verdict
+from controller.core.words import Block, Drift, Gate, InSync, Layer, NotKnown, Skipped, Verdict
 from controller.layers.gpu_health.facts import GpuFacts, parse
 from controller.layers.shared.boards import same_model
 from controller.spec.model import Gpu, Host
@@ -74,5 +74,5 @@ LAYER = Layer(
     check=check,
     probe=text("controller.layers.gpu_health", "probe.sh"),
     parse=parse,
-    gates=False,
+    gates=Gate.NOTHING,
 )
