@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -28,6 +27,10 @@ from controller.spec.model import Specs
 from controller.spec.policy import Permission
 from controller.spec.ref import Ref
 from controller.spec.schema import schema as spec_schema
+from controller.world.fleet import SshWorld
+from controller.world.keys import NotPinned
+from controller.world.sim.snapshot import snapshot as snapshot_text
+from controller.world.transport import HostError
 
 OK, COULD_NOT, NOT_RIGHT = 0, 1, 2
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,16 +108,16 @@ class Ends(click.ClickException):
         click.echo(self.message, err=True)
 
 
-def _load(shared: Common) -> Specs:
-    """The specs, or the end of the command with every error in them."""
+def _load(shared: Common, code: int = NOT_RIGHT) -> Specs:
+    """The specs, or the end of the command, with every error in them and this exit code."""
     try:
         return load(spec_files.read(spec_files.directory(shared.specs)))
     except SpecErrors as errors:
         if shared.json:
             click.echo(json.dumps(errors.as_json(), indent=2))
-        raise Ends(str(errors), NOT_RIGHT) from None
+        raise Ends(str(errors), code) from None
     except (spec_files.NoSpecs, OSError) as error:
-        raise Ends(str(error), NOT_RIGHT) from None
+        raise Ends(str(error), code) from None
 
 
 def _open(shared: Common, specs: Specs) -> session.Session:
@@ -174,7 +177,7 @@ def main(shared: Common, once: bool, dry_run: bool, allow: tuple[str, ...], yes:
         return
     if not once:
         raise Ends("cannot tell what to do: give a command, or --once; `reconcile --help` lists them", COULD_NOT)
-    specs = _load(shared)
+    specs = _load(shared, COULD_NOT)
     work = _open(shared, specs)
     try:
         if dry_run or shared.read_only:
@@ -207,7 +210,7 @@ def _once(shared: Common, work: session.Session, grants: Grants, yes: bool, time
                 ORDER,
                 work.specs,
                 grants,
-                WallClock(),
+                work.clock,
                 teller,
                 timeout,
                 lambda step: narrowed.takes(step.object, step.layer),
@@ -259,18 +262,6 @@ def _waits(step: Step, grants: Grants) -> str:
         allow = " ".join(f"--allow {d}" for d in missing)
         return f"waits: {step.action} {step.object} needs {', '.join(map(str, missing))}\n  give it with {allow}"
     return f"waits: {step.action} {step.object}: {step.object} is only reported on (policy: mode: report)"
-
-
-class WallClock:
-    """Real time."""
-
-    def now(self) -> float:
-        """Seconds since some moment; never goes back."""
-        return time.monotonic()
-
-    def wait(self, seconds: float) -> None:
-        """Let that much time go by."""
-        time.sleep(seconds)
 
 
 class Told:
@@ -427,13 +418,31 @@ def snapshot(shared: Common) -> None:
 @main.command()
 @click.argument("host")
 @click.option("--yes", is_flag=True, help="Pin without asking.")
+@click.option("--replace", is_flag=True, help="Pin it in place of another key that is known for the host.")
 @common
-def trust(shared: Common, host: str, yes: bool) -> None:
-    """Show the key of a host, and pin it."""
+def trust(shared: Common, host: str, yes: bool, replace: bool) -> None:
+    """Show the key of a host (and of each host on the way to it), and pin it."""
     specs = _load(shared)
     if host not in specs.hosts:
         raise Ends(f"cannot trust {host}: no spec has it; there are {', '.join(specs.hosts) or 'no hosts'}", COULD_NOT)
-    trust_host(specs.hosts[host], state.directory(shared.state), yes)
+    world = SshWorld(specs, state.directory(shared.state), state.identity(state.directory(shared.state)), ORDER)
+    try:
+        for shown in world.host_keys(host):
+            click.echo(f"{shown.endpoint.host} ({shown.endpoint.known_as}): {shown.key}")
+            if shown.trusted:
+                click.echo(f"  trusted already, by {shown.where}")
+                continue
+            if shown.changed:
+                click.echo(f"  this is ANOTHER key than the one known by {shown.where}: {', '.join(shown.known)}")
+            click.echo("  compare it with: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub   (run on the host itself)")
+            if not yes and not click.confirm("  pin it?"):
+                raise Ends("nothing was pinned", COULD_NOT)
+            world.pin(shown, replace=replace)
+            click.echo("  pinned")
+    except (HostError, NotPinned) as error:
+        raise Ends(f"cannot trust {host}: {error}", COULD_NOT) from None
+    finally:
+        world.close()
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,12 @@ from controller.core.view import View
 from controller.layers.order import ORDER
 from controller.run import state
 from controller.run.eyes import Eyes
+from controller.run.once import Clock
 from controller.spec.model import Container, Lifecycle, ModelServer, Specs
 from controller.spec.ref import Ref
-from controller.world.port import World
 from controller.world.fleet import SshWorld
-from controller.world.sim import SimWorld
+from controller.world.port import World
+from controller.world.sim import SimFileError, SimWorld
 
 
 class Mistake(Exception):  # noqa: N818 - what the person asked for cannot be
@@ -92,6 +94,7 @@ class Session:
 
     specs: Specs
     world: World
+    clock: Clock
     eyes: Eyes
     narrowed: Narrow
     hosts: tuple[str, ...] = field(default=())
@@ -109,17 +112,31 @@ class Session:
 
 def open_session(specs: Specs, fleet: str, state_dir: Path, narrowed: Narrow) -> Session:
     """Open the world that ``--fleet`` names: ``ssh``, or ``sim:FILE``. Raises Mistake."""
-    world = _world(specs, fleet, state_dir)
+    world, clock = _world(specs, fleet, state_dir)
     hosts = tuple(specs.hosts) if not narrowed.hosts else tuple(h for h in specs.hosts if h in narrowed.hosts)
-    return Session(specs, world, Eyes(world, ORDER, specs), narrowed, hosts)
+    return Session(specs, world, clock, Eyes(world, ORDER, specs), narrowed, hosts)
 
 
-def _world(specs: Specs, fleet: str, state_dir: Path) -> World:
+def _world(specs: Specs, fleet: str, state_dir: Path) -> tuple[World, Clock]:
     if fleet == "ssh":
-        return SshWorld(specs, state_dir, state.identity(state_dir), ORDER)
-    if fleet.startswith("sim:"):
-        file = Path(fleet.removeprefix("sim:"))
-        if not file.is_file():
-            raise Mistake(f"cannot load the simulated fleet: there is no file {file}")
-        return SimWorld.load(file, state_dir, state.identity(state_dir))
-    raise Mistake(f"cannot use --fleet {fleet}: it is `ssh`, or `sim:FILE`")
+        return SshWorld(specs, state_dir, state.identity(state_dir), ORDER), WallClock()
+    if not fleet.startswith("sim:"):
+        raise Mistake(f"cannot use --fleet {fleet}: it is `ssh`, or `sim:FILE`")
+    file = Path(fleet.removeprefix("sim:"))
+    try:
+        simulated = SimWorld.load(file, state_dir, state.identity(state_dir))
+    except (SimFileError, OSError) as error:
+        raise Mistake(f"cannot load the simulated fleet: {error}") from None
+    return simulated, simulated.clock
+
+
+class WallClock:
+    """Real time."""
+
+    def now(self) -> float:
+        """Seconds since some moment; never goes back."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Let that much time go by."""
+        time.sleep(seconds)

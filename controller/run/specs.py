@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from controller.spec.load import is_spec_file
+
 
 class NoSpecs(Exception):  # noqa: N818 - the name says what is wrong
     """There is nothing to read specs from; the message says where was looked and what to do."""
@@ -16,9 +18,9 @@ def directory(given: str | None) -> Path:
 
 
 def read(where: Path) -> dict[str, bytes]:
-    """Every ``*.yaml`` and ``*.yml`` under a folder (or one file), by path; simulated fleets and hidden files left out.
+    """Every spec file under a folder, or the one file named, by path; hidden files and folders are left out.
 
-    A file that cannot be opened is there with the name and no content would be wrong, so its OSError is raised.
+    Raises NoSpecs when there is none, OSError when one cannot be read.
     """
     if where.is_file():
         return {str(where): where.read_bytes()}
@@ -26,9 +28,8 @@ def read(where: Path) -> dict[str, bytes]:
         raise NoSpecs(f"cannot find specs: there is no folder {where}; name one with --specs DIR or RECONCILE_SPECS")
     found = {
         str(path): path.read_bytes()
-        for path in sorted(where.rglob("*.y*ml"))
-        if path.suffix in (".yaml", ".yml")
-        and not path.name.endswith((".sim.yaml", ".sim.yml"))
+        for path in sorted(where.rglob("*.yaml"))
+        if is_spec_file(path.name)
         and not any(part.startswith(".") for part in path.relative_to(where).parts)
         and path.is_file()
     }
