@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from tests.lab import control, hosts, image, pmxcfs
+from tests.lab import control, hosts, image, kmodules, pmxcfs
 
 ROOT = Path(os.environ.get("RECONCILE_LAB_ROOT", "/var/tmp/reconcile-lab"))
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -42,10 +42,7 @@ NETWORK = "10.77"  # a lab has 10.77.N.0/24, the machine itself is .1 in it
 CLAIMS = Path("/run/lock/reconcile-lab")  # held while a lab picks its network
 PROGRAMS = ("lxc-start", "mmdebstrap", "fusermount", "nft", "ip", "ssh-keygen")
 
-PROXMOX_STANDINS = ("pct", "qm", "pvesh", "pvecm", "pvelab")
-# Programs of the driver's own packages: there only where the driver is.
-DRIVER_STANDINS = ("nvidia-smi", "nvidia-modprobe")
-USR_BIN = ("nvidia-smi", "nvidia-modprobe", "pvesh")  # the others are in /usr/sbin, as in the real packages
+USR_BIN = ("kvm", "pvesh", "rbd")  # Proxmox' other programs are in /usr/sbin, as in its packages
 
 # What differs from one look to the next although nobody did anything: see ``Lab.snapshot_tree``.
 NOISE = re.compile(
@@ -104,6 +101,8 @@ class Lab:
         self.client_key = self.state / "keys/client"  # the private key that root and ops of every host accept
         self.known_hosts = self.state / "known_hosts"
         self._init_pids: dict[str, int] = {}
+        self._sides: list[list[str]] = []
+        self._cut: set[str] = set()
 
     @classmethod
     def attach(cls, name: str, root: Path = ROOT) -> Self:
@@ -147,6 +146,14 @@ class Lab:
     def stop(self) -> None:
         """Take everything away that the lab made."""
         remove(self.state)
+
+    def reset(self) -> None:
+        """Put the lab back to its first state, by making it anew (two seconds). Addresses and keys change."""
+        self.stop()
+        self._init_pids.clear()
+        self._sides = []
+        self._cut.clear()
+        self.start()
 
     # Where things are
 
@@ -306,7 +313,9 @@ class Lab:
 
     def power_off(self, host: str) -> None:
         """Cut a host's power. Its disk stays, nothing else does."""
+        # What hangs in one of the file systems cannot be killed: it is let go first.
         self.pve_release_host(host)
+        self.kernel("power", host, on=False)
         self._lxc("lxc-stop", host, "-k", allowed=(0, 2))  # 2: it was off
         self._init_pids.pop(host, None)
 
@@ -330,40 +339,49 @@ class Lab:
 
         This machine, as ``controller``, may be put into a group; in none it reaches every host.
         """
-        named = {host for group in groups for host in group}
+        named = {name for group in groups for name in group}
         rest = [host for host in self.hosts if host not in named]
-        sides = [*groups, *([rest] if rest else [])]
-        rules = [
-            f"add rule bridge {self._table} forward iifname {self._veth(one)} oifname {self._veth(other)} drop"
-            for side in sides
-            for one in side
-            for other in self.hosts
-            if other not in side and one in self.hosts
-        ]
-        if "controller" in named:
-            apart = [host for side in sides if "controller" not in side for host in side]
-            for host in apart:
-                rules.append(f"add rule bridge {self._table} input iifname {self._veth(host)} drop")
-                rules.append(f"add rule bridge {self._table} output oifname {self._veth(host)} drop")
-        chains = [
-            f"add chain bridge {self._table} {hook} {{ type filter hook {hook} priority 0; }}"
-            for hook in ("forward", "input", "output")
-        ]
-        table = [f"add table bridge {self._table}", f"flush table bridge {self._table}"]
-        _run(["nft", "-f", "-"], stdin="\n".join([*table, *chains, *rules]))
-        self._pmxcfs("partition", sides=sides)
+        self._sides = [*groups, *([rest] if rest else [])]
+        self._filter_packets()
+        self._pmxcfs("partition", sides=self._sides)
 
     def cut(self, host: str) -> None:
-        """Cut a host off from this machine alone: packets are lost, as with a pulled cable. ``heal`` mends it."""
-        everything = [name for name in self.hosts if name != host]
-        self.partition([["controller", *everything], [host]])
+        """Cut a host off from this machine, and from nothing else: packets are lost, as with a pulled cable."""
+        self._cut.add(host)
+        self._filter_packets()
 
     def heal(self) -> None:
-        """Make the network whole again."""
-        _run(["nft", "-f", "-"], stdin=f"add table bridge {self._table}\ndelete table bridge {self._table}\n")
+        """Make the network whole again, after ``partition`` and ``cut``."""
+        self._sides = []
+        self._cut.clear()
+        self._filter_packets()
         self._pmxcfs("partition", sides=[])
 
+    def _filter_packets(self) -> None:
+        """Drop on the bridge what may not pass: between sides, and between this machine and whom it is cut off from."""
+        table = f"bridge {self._table}"
+        lines = [f"add table {table}", f"delete table {table}", f"add table {table}"]
+        for hook in ("forward", "input", "output"):
+            lines.append(f"add chain {table} {hook} {{ type filter hook {hook} priority 0; }}")
+        for side in self._sides:
+            inside = [host for host in side if host in self.hosts]
+            outside = [host for host in self.hosts if host not in side]
+            lines += [
+                f"add rule {table} forward iifname {self._veth(one)} oifname {self._veth(other)} drop"
+                for one in inside
+                for other in outside
+            ]
+        with_controller = next((side for side in self._sides if "controller" in side), self.hosts)
+        for host in {*self._cut, *(host for host in self.hosts if host not in with_controller)}:
+            lines.append(f"add rule {table} input iifname {self._veth(host)} drop")
+            lines.append(f"add rule {table} output oifname {self._veth(host)} drop")
+        _run(["nft", "-f", "-"], stdin="\n".join(lines) + "\n")
+
     # The parts below
+
+    def kernel(self, operation: str, host: str, **arguments: Any) -> Any:
+        """Ask or change a host's kernel: README.md, "Control of the kernel", says what there is."""
+        return control.ask(self.state / "control/kernel.sock", {"op": operation, "host": host, **arguments})
 
     def _pmxcfs(self, operation: str, **arguments: Any) -> Any:
         return control.ask(self.state / "control/pmxcfs.sock", {"op": operation, **arguments})
@@ -475,6 +493,7 @@ class Lab:
         place, target = self.state / "volumes" / name, self.state / "rbd" / name
         _overlay(trees.ct_layers, place, target)
         (target / "etc/hostname").write_text(f"{name}\n")
+        kmodules.install_container(target)
         return target
 
     def _make_host(self, host: str, trees: image.Image) -> None:
@@ -538,17 +557,14 @@ class Lab:
         (wants / "lab-network.service").symlink_to("/etc/systemd/system/lab-network.service")
 
     def _lay_standins(self, host: str, rootfs: Path) -> None:
-        for standin in sorted(STANDINS.glob("*")) if STANDINS.is_dir() else []:
-            if standin.name in PROXMOX_STANDINS and host not in self.proxmox:
-                continue
-            if standin.name in DRIVER_STANDINS and not self.hosts[host]["driver"]:
-                continue
-            if standin.is_dir():  # what they share
-                packages = rootfs / "usr/lib/python3/dist-packages" / standin.name
-                shutil.copytree(standin, packages, ignore=shutil.ignore_patterns("__pycache__"))
-                continue
-            folder = "usr/bin" if standin.name in USR_BIN else "usr/sbin"
-            _put(rootfs / folder / standin.name, standin.read_bytes(), 0o755)
+        if host in self.proxmox:
+            packages = rootfs / "usr/lib/python3/dist-packages"
+            shutil.copytree(STANDINS / "pvelab", packages / "pvelab", ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(STANDINS / "pve-root", rootfs, symlinks=True, dirs_exist_ok=True)
+            for standin in (path for path in STANDINS.iterdir() if path.is_file()):
+                folder = "usr/bin" if standin.name in USR_BIN else "usr/sbin"
+                _put(rootfs / folder / standin.name, standin.read_bytes(), 0o755)
+        kmodules.install(rootfs, self.hosts[host])
 
     def _start_file_systems(self) -> None:
         cluster = {
@@ -556,9 +572,9 @@ class Lab:
             "nodes": {host: self.address(host) for host in self.proxmox},
             "files": pmxcfs.encoded(self.pve_files),
         }
-        processes = [self._serve("pmxcfs", json.dumps(cluster))]
+        processes = [self._serve("pmxcfs", json.dumps(cluster)), self._serve("kernel", json.dumps(self.hosts))]
         self._record([process.pid for process in processes])
-        mounts = [self.state / "pve" / host for host in self.proxmox]
+        mounts = [self.state / "kernel", *(self.state / "pve" / host for host in self.proxmox)]
         for process in processes:
             wait_until(
                 lambda process=process: process.poll() is not None or all(_is_mount(path) for path in mounts),
@@ -566,7 +582,8 @@ class Lab:
                 "a file system of the lab is not there",
             )
             if process.poll() is not None:
-                raise LabError(f"pmxcfs ended: {(self.state / 'log/pmxcfs').read_text()}")
+                name = process.args[2].rpartition(".")[2]  # type: ignore[index]
+                raise LabError(f"{name} ended: {(self.state / 'log' / name).read_text()}")
 
     def _serve(self, module: str, text: str) -> subprocess.Popen[str]:
         """Start a file system's process in a session of its own, so that ctrl-C at a terminal is not its end."""
@@ -589,11 +606,20 @@ class Lab:
         place = self.state / "hosts" / host
         hook = shlex.join([sys.executable, str(Path(__file__).with_name("power.py")), str(self.state), host])
         (place / "boot_id").touch()
-        (place / "osrelease").write_text(f"{self.hosts[host]['kernel']}\n")
+        kernel = self.state / "kernel" / host
         mounts = [
             (place / "boot_id", "proc/sys/kernel/random/boot_id", "bind"),
-            (place / "osrelease", "proc/sys/kernel/osrelease", "bind"),
+            (kernel / "proc-osrelease", "proc/sys/kernel/osrelease", "bind"),
+            (kernel / "proc-version", "proc/version", "bind"),
+            (kernel / "proc-devices", "proc/devices", "bind"),
+            (kernel / "proc-driver", "proc/driver", "bind"),
+            (kernel / "bus-pci", "sys/bus/pci", "bind"),
+            (kernel / "iommu_groups", "sys/kernel/iommu_groups", "bind"),
+            (kernel / "module", "sys/module", "bind"),
+            (kernel / "control", "run/lab-kernel", "bind,create=dir"),
         ]
+        if Path("/proc/modules").exists():  # a kernel without modules has none to be covered
+            mounts.append((kernel / "proc-modules", "proc/modules", "bind"))
         if host in self.proxmox:
             mounts += [
                 (self.state / "pve" / host, "etc/pve", "bind"),

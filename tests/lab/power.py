@@ -30,7 +30,7 @@ def main() -> None:
     state, host, on = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "on"
     if on:
         (state / "hosts" / host / "boot_id").write_text(f"{uuid.uuid4()}\n")
-    for name in ("pmxcfs",):
+    for name in ("kernel", "pmxcfs"):
         try:
             tell(state / "control" / f"{name}.sock", {"op": "power", "host": host, "on": on})
         except OSError:
