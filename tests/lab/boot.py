@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lab.machine import Machine
+from tests.lab.machine import Caller, Machine
 
 _HEADER_SIZE = 110  # cpio's "newc" format: a magic and 13 fields of 8 hexadecimal digits
 
@@ -129,4 +129,4 @@ def _load(machine: Machine, root: Path, release: str, place: Path, words: list[s
         path, _, options = rest.partition(" ")
         if verb == "insmod":
             with contextlib.suppress(OSError):  # as in the real one: what cannot be loaded is left for later
-                machine.insert((root / path.lstrip("/")).read_bytes(), options.strip())
+                machine.insert((root / path.lstrip("/")).read_bytes(), options.strip(), Caller())

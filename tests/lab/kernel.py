@@ -334,7 +334,7 @@ class Host:
         return File(
             read=lambda: "",
             write=lambda _data, _caller: None,
-            hold=lambda caller: machine.open_node(node, caller.pid, command(caller.pid)),
+            hold=lambda caller: machine.open_node(node, caller.pid_in_host(), command(caller.pid)),
             mode=0o666,
         )
 
@@ -395,10 +395,10 @@ class Host:
             "open": Folder(lambda: {f"vfio-{each}": self._held(f"vfio-{each}") for each in vfio}),
         }
 
-    def _insert(self, data: bytes, _caller: Caller) -> None:
+    def _insert(self, data: bytes, caller: Caller) -> None:
         """Load a module: its arguments, a zero byte, and its image."""
         arguments, _, image = data.partition(b"\0")
-        self._machine.insert(image, arguments.decode())
+        self._machine.insert(image, arguments.decode(), caller)
 
 
 def command(pid: int) -> str:
@@ -467,8 +467,8 @@ class Kernels(mfusepy.Operations):  # type: ignore[misc]
         node: Node = self._root
         machine = self.machines.get(parts[0]) if parts else None
         with machine.changed if machine else threading.Lock():
-            if machine and not machine.on and len(parts) > 1 and parts[1:] not in _ALWAYS:
-                raise refuse(errno.EIO)
+            if machine and not machine.on and len(parts) > 2:
+                raise refuse(errno.ENOENT)
             for part in parts:
                 if not isinstance(node, Folder):
                     raise refuse(errno.ENOTDIR)
@@ -495,6 +495,9 @@ class Kernels(mfusepy.Operations):  # type: ignore[misc]
         folder = self._find(path)
         if not isinstance(folder, Folder):
             raise refuse(errno.ENOTDIR)
+        parts = [part for part in path.split("/") if part]
+        if len(parts) == 2 and not self.machines[parts[0]].on:
+            return [".", ".."]  # without power there is nothing but what a bind mount needs to be bound
         return [".", "..", *folder.entries()]
 
     def readlink(self, path: str) -> str:
@@ -560,20 +563,6 @@ class Kernels(mfusepy.Operations):  # type: ignore[misc]
         raise refuse(errno.EPERM)
 
     rmdir = unlink
-
-
-# What is there of a host without power: a bind mount needs something to be bound.
-_ALWAYS: list[list[str]] = [
-    ["bus-pci"],
-    ["iommu_groups"],
-    ["module"],
-    ["proc-driver"],
-    ["proc-devices"],
-    ["proc-modules"],
-    ["proc-version"],
-    ["proc-osrelease"],
-    ["control"],
-]
 
 
 def answer(machines: Mapping[str, Machine], state: Path, request: control.Request) -> Any:

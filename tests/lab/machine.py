@@ -36,8 +36,8 @@ SIZES = {
 # What every host has besides its cards: (address, vendor, device, class, driver).
 CHIPSET = (
     ("0000:00:00.0", "8086", "09a2", "060000", None),
-    ("0000:02:00.0", "8086", "1563", "020000", "ixgbe"),
-    ("0000:03:00.0", "144d", "a80a", "010802", "nvme"),
+    ("0000:00:17.0", "8086", "a182", "010601", "ahci"),
+    ("0000:00:1f.6", "8086", "15b7", "020000", "e1000e"),
 )
 
 
@@ -198,6 +198,28 @@ class Caller:
         pending = re.findall(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)", text, re.M)
         return any(int(mask, 16) & 1 << 8 for mask in pending)
 
+    def may_change_modules(self) -> bool:
+        """Tell whether it has CAP_SYS_MODULE where it counts: containers have not."""
+        if not self.pid:
+            return True
+        try:
+            with open(f"/proc/{self.pid}/status") as file:
+                effective = re.search(r"^CapEff:\s*([0-9a-f]+)", file.read(), re.M)
+            is_outside = os.readlink(f"/proc/{self.pid}/ns/user") == os.readlink("/proc/self/ns/user")
+        except OSError:
+            return False
+        return is_outside and effective is not None and bool(int(effective[1], 16) & 1 << 16)
+
+    def pid_in_host(self) -> int:
+        """Return the process's id as its host counts, not the machine that the lab runs on."""
+        try:
+            with open(f"/proc/{self.pid}/status") as file:
+                found = re.search(r"^NSpid:\s*(.*)", file.read(), re.M)
+        except OSError:
+            return self.pid
+        numbers = found[1].split() if found else []
+        return int(numbers[1]) if len(numbers) > 1 else self.pid
+
 
 # nv-reg.h and its defaults, as a 580.159.04 shows them in /proc/driver/nvidia/params.
 PARAMETERS: dict[str, str] = {
@@ -336,13 +358,13 @@ class Machine:
             if any(entry.get("driver") == "vfio-pci" for entry in wanted):
                 for module in modules:
                     if module.name.startswith(("vfio", "irq")):
-                        self.insert(module.image(), options.get(module.name, ""))
+                        self.insert(module.image(), options.get(module.name, ""), Caller())
             if driver := self.description["driver"]:
                 signer = driver.get("signer", "")
                 ours = kmodules.driver_modules(self.release, driver["version"], driver["flavour"], signer)
                 for name in ("nvidia.ko", "nvidia-uvm.ko"):
                     with contextlib.suppress(OSError):  # a host without a card that the driver may have
-                        self.insert(ours[name].image(), "")
+                        self.insert(ours[name].image(), "", Caller())
             for entry in wanted:
                 self.functions[entry["pci"]].override = None
 
@@ -403,6 +425,8 @@ class Machine:
             gpu=gpu,
             **known,
         )
+        if function.address in self.functions:
+            raise ValueError(f"{self.name} has something at {function.address} already")
         self.functions[function.address] = function
         self.functions = dict(sorted(self.functions.items()))
         return function
@@ -621,8 +645,10 @@ class Machine:
 
     # Modules
 
-    def insert(self, image: bytes, arguments: str) -> None:
-        """Load a module (finit_module). Raises ENOEXEC, EKEYREJECTED, EEXIST, ENOENT or what its init gives."""
+    def insert(self, image: bytes, arguments: str, caller: Caller) -> None:
+        """Load a module (finit_module). Raises EPERM, ENOEXEC, EKEYREJECTED, EEXIST, ENOENT or what its init gives."""
+        if not caller.may_change_modules():
+            raise refuse(errno.EPERM)
         with self.changed:
             module = self._checked(image, arguments)
             self.modules[module.name] = module
@@ -683,7 +709,9 @@ class Machine:
         return letter
 
     def remove(self, name: str, caller: Caller) -> None:
-        """Unload a module (delete_module). Raises ENOENT, or EWOULDBLOCK while it is in use."""
+        """Unload a module (delete_module). Raises EPERM, ENOENT, or EWOULDBLOCK while it is in use."""
+        if not caller.may_change_modules():
+            raise refuse(errno.EPERM)
         with self.changed:
             name = name.strip().replace("-", "_")
             if name not in self.modules:
