@@ -1,0 +1,289 @@
+"""How a simulated machine's kernel behaves: modules and their majors, PCI drivers, device nodes, power.
+
+Written from how Linux and NVIDIA's driver do it (docs/simulated-fleet.md names each source), never from what the
+controller's actions hope for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from controller.layers.shared.truth import NVIDIA_MAJOR, File, Fleet, Function, Host, Module, Node
+
+# Majors seen for NVIDIA's dynamic devices in the wild; alloc_chrdev_region gives any that is free
+_DYNAMIC_MAJORS = (234, 235, 238, 239, 240, 241, 242, 243, 504, 505, 506, 507, 508, 509, 510, 511)
+_REGISTERS = {
+    "nvidia": ("nvidia-caps", "nvidia-nvlink", "nvidia-nvswitch"),
+    "nvidia-uvm": ("nvidia-uvm",),
+}
+_CTL_MINOR, _MODESET_MINOR = 255, 254
+_GPU_CLASSES = ("0300", "0302")
+
+
+class Hang(Exception):  # noqa: N818 - what the process does
+    """The call never comes back: the process waits in the kernel."""
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def write(fleet: Fleet, host: Host, path: str, text: str, mode: int = 0o644) -> str:
+    """Write a file of the host's own (not of its cluster). Returns the error's text, empty when it is written."""
+    if host.disk_full:
+        return "No space left on device"
+    host.files[path] = File(text, mode, int(fleet.now))
+    fleet.touch(host)
+    return ""
+
+
+def is_directory(host: Host, path: str) -> bool:
+    """Whether a directory is there: named itself, or implied by something in it."""
+    below = path.rstrip("/") + "/"
+    known = (host.files, host.dev, host.directories)
+    return path in host.directories or any(one.startswith(below) for names in known for one in names)
+
+
+def _lines(host: Host, folder: str) -> Iterator[str]:
+    """The lines of a configuration folder's ``*.conf`` files, in order of their names, comments left out."""
+    for path in sorted(host.files):
+        if path.startswith(folder + "/") and path.endswith(".conf"):
+            for line in host.files[path].text.splitlines():
+                if line.strip() and not line.lstrip().startswith(("#", ";")):
+                    yield line.strip()
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+def load_module(fleet: Fleet, host: Host, name: str) -> str:
+    """``modprobe NAME``. Returns what it says on failure, empty when the module is loaded.
+
+    nvidia takes every driverless NVIDIA GPU whose override does not name another driver, and fails when there is
+    none for it (open-gpu-kernel-modules nv.c: ENODEV, "No NVIDIA devices probed").
+    """
+    if name in host.loaded:
+        return ""
+    installed = host.modules.get(host.kernel, {}).get(name)
+    if installed is None and name != "vfio-pci":
+        return f"modprobe: FATAL: Module {name} not found in directory /lib/modules/{host.kernel}"
+    if name == "nvidia":
+        for line in _lines(host, "/etc/modprobe.d"):
+            if re.match(r"softdep\s+nvidia\s+pre:.*\bvfio-pci\b", line):
+                load_module(fleet, host, "vfio-pci")
+    if name == "nvidia-uvm":
+        failed = load_module(fleet, host, "nvidia")
+        if failed:
+            return failed
+    host.loaded[name] = installed or Module()
+    fleet.touch(host)
+    if name.startswith("nvidia"):
+        _register_majors(fleet, host, name)
+    for address in list(host.functions):
+        _probe_with(host, address, name)
+    if name == "nvidia" and not any(f.driver == "nvidia" for f in host.functions.values()):
+        unload_module(fleet, host, "nvidia")
+        return f"modprobe: ERROR: could not insert '{name}': No such device"
+    return ""
+
+
+def unload_module(fleet: Fleet, host: Host, name: str) -> str:
+    """``rmmod NAME``. Returns what it says on failure."""
+    if name not in host.loaded:
+        return f"rmmod: ERROR: Module {name} is not currently loaded"
+    if name == "nvidia" and "nvidia-uvm" in host.loaded:
+        return "rmmod: ERROR: Module nvidia is in use by: nvidia_uvm"
+    held = [f for f in host.functions.values() if f.driver == name]
+    if any(f.gpu is not None and f.gpu.used_by for f in held):
+        return f"rmmod: ERROR: Module {name} is in use"
+    for function in held:
+        _release(function)
+    del host.loaded[name]
+    for registered in _registered_by(name):
+        host.majors.pop(registered, None)
+    fleet.touch(host)
+    return ""
+
+
+def _registered_by(module: str) -> tuple[str, ...]:
+    fixed = ("nvidia", "nvidiactl") if module == "nvidia" else ()
+    return (*fixed, *_REGISTERS.get(module, ()))
+
+
+def _register_majors(fleet: Fleet, host: Host, module: str) -> None:
+    """Give the module's character devices their majors: 195 is fixed, the others are whatever is free."""
+    for name in _registered_by(module):
+        if name in ("nvidia", "nvidiactl"):
+            host.majors[name] = NVIDIA_MAJOR
+            continue
+        taken = set(host.majors.values())
+        free = [major for major in _DYNAMIC_MAJORS if major not in taken and major != host.last_majors.get(name)]
+        host.majors[name] = host.last_majors[name] = fleet.draw(host, free)
+
+
+# --- PCI -------------------------------------------------------------------------------------------------------------
+
+
+def _matches(host: Host, function: Function, driver: str) -> bool:
+    """Whether the driver would take the function when it is asked to probe it."""
+    if function.override is not None:
+        return function.override == driver
+    if driver in ("nvidia", "nouveau"):
+        return function.vendor == "10de" and function.pci_class[:4] in _GPU_CLASSES
+    if driver == "vfio-pci":
+        return f"{function.vendor}:{function.device}" in {*_vfio_ids(host), *host.new_ids}
+    if driver == "snd_hda_intel":
+        return function.pci_class[:4] == "0403"
+    return False
+
+
+def _vfio_ids(host: Host) -> list[str]:
+    """``options vfio-pci ids=``: of several such lines the last one counts."""
+    ids: list[str] = []
+    for line in _lines(host, "/etc/modprobe.d"):
+        match = re.match(r"options\s+vfio[-_]pci\s.*\bids=(\S+)", line)
+        if match:
+            ids = match[1].lower().split(",")
+    return ids
+
+
+def _probe_with(host: Host, address: str, driver: str) -> None:
+    """Let a loaded driver look at a function that has none."""
+    function = host.functions[address]
+    if function.driver is not None or driver not in host.loaded or not _matches(host, function, driver):
+        return
+    if driver == "nvidia" and function.gpu is not None:
+        if function.gpu.lost:
+            return  # "fallen off the bus and is not responding to commands": the probe routine fails
+        function.gpu.minor = _first_free_minor(host)
+    function.driver = driver
+
+
+def _first_free_minor(host: Host) -> int:
+    """Minors are handed out in the order of probing, the first free one each (open-gpu-kernel-modules nv.c)."""
+    taken = {f.gpu.minor for f in host.functions.values() if f.gpu is not None}
+    return next(minor for minor in range(248) if minor not in taken)
+
+
+def probe(fleet: Fleet, host: Host, address: str) -> None:
+    """``echo ADDRESS > /sys/bus/pci/drivers_probe``."""
+    for driver in list(host.loaded):
+        _probe_with(host, address, driver)
+    fleet.touch(host)
+
+
+def unbind(fleet: Fleet, host: Host, address: str) -> None:
+    """``echo ADDRESS > .../driver/unbind``. Raises Hang while nvidia has the card in use (nv-pci.c waits in a loop)."""
+    function = host.functions[address]
+    if function.driver == "nvidia" and function.gpu is not None and function.gpu.used_by:
+        raise Hang(f"NVRM: Attempting to remove device {address} with non-zero usage count!")
+    _release(function)
+    fleet.touch(host)
+
+
+def _release(function: Function) -> None:
+    function.driver = None
+    if function.gpu is not None:
+        function.gpu.minor = None
+
+
+def lose_card(fleet: Fleet, host: Host, address: str) -> None:
+    """The GPU falls off the bus (Xid 79): it stays bound and answers nobody."""
+    gpu = host.functions[address].gpu
+    if gpu is None:
+        raise ValueError(f"{address} is no GPU")
+    gpu.lost = True
+    fleet.touch(host)
+
+
+# --- device nodes ----------------------------------------------------------------------------------------------------
+
+
+def make_gpu_nodes(fleet: Fleet, host: Host, *, uvm: bool) -> None:
+    """What nvidia-modprobe does for nvidia-smi and CUDA: nodes are made by userspace, udev makes none.
+
+    A node of the wrong type or number is removed and made anew. ``uvm`` is ``nvidia-modprobe -u``, which loads
+    nvidia-uvm too; without it no ``/dev/nvidia-uvm`` appears.
+    """
+    if "nvidia" not in host.loaded:
+        return
+    wanted = {"/dev/nvidiactl": Node(NVIDIA_MAJOR, _CTL_MINOR)}
+    if "nvidia-modeset" in host.loaded:
+        wanted["/dev/nvidia-modeset"] = Node(NVIDIA_MAJOR, _MODESET_MINOR)
+    for function in host.functions.values():
+        if function.gpu is not None and function.gpu.minor is not None:
+            wanted[f"/dev/nvidia{function.gpu.minor}"] = Node(NVIDIA_MAJOR, function.gpu.minor)
+    wanted["/dev/nvidia-caps/nvidia-cap1"] = Node(host.majors["nvidia-caps"], 1, 0o400)
+    wanted["/dev/nvidia-caps/nvidia-cap2"] = Node(host.majors["nvidia-caps"], 2, 0o444)
+    if uvm and not load_module(fleet, host, "nvidia-uvm"):
+        wanted["/dev/nvidia-uvm"] = Node(host.majors["nvidia-uvm"], 0)
+        wanted["/dev/nvidia-uvm-tools"] = Node(host.majors["nvidia-uvm"], 1)
+    if any(host.dev.get(path) != node for path, node in wanted.items()):
+        host.dev.update(wanted)
+        fleet.touch(host)
+
+
+def serves(host: Host, node: Node) -> bool:
+    """Whether a driver answers behind a device node; if not, opening it gives ``No such device or address``."""
+    if node.major == NVIDIA_MAJOR:
+        if node.minor == _CTL_MINOR:
+            return "nvidia" in host.loaded
+        return any(f.gpu is not None and f.gpu.minor == node.minor for f in host.functions.values())
+    return node.major in {major for name, major in host.majors.items() if major != NVIDIA_MAJOR}
+
+
+# --- power -----------------------------------------------------------------------------------------------------------
+
+
+def power_off(fleet: Fleet, host: Host) -> None:
+    """Cut the power: what is not on a disk is gone. The caller tells the cluster."""
+    host.powered = False
+    host.loaded.clear()
+    host.majors.clear()
+    host.containers.clear()
+    host.machines.clear()
+    host.dev.clear()
+    host.new_ids.clear()
+    host.lease = None
+    host.smi_hung_since = None
+    for path in [path for path in host.files if path.startswith("/run/")]:
+        del host.files[path]
+    for function in host.functions.values():
+        _release(function)
+        function.override = None
+        if function.gpu is not None:
+            function.gpu.used_by.clear()
+    for unit in filter(None, (host.step, *host.jobs.values())):
+        if unit.rc is None:
+            unit.cut = True
+    fleet.touch(host)
+
+
+def boot(fleet: Fleet, host: Host) -> None:
+    """Start the kernel and what loads before any guest. Guests are started by whoever knows of them.
+
+    Modules named in ``modules-load.d`` or ``/etc/modules`` load first; then udev loads, for each card's alias, nvidia
+    or else nouveau where it is installed and no blacklist names it. nvidia-uvm is loaded by its name or on demand only.
+    """
+    host.powered = True
+    host.boots += 1
+    host.boot_id = fleet.draw_id(host)
+    host.booted = fleet.now
+    host.kernel = host.next_kernel or host.kernel
+    early = list(_lines(host, "/etc/modules-load.d"))
+    if "/etc/modules" in host.files:
+        early += [line.strip() for line in host.files["/etc/modules"].text.splitlines() if line.strip()]
+    for name in early:
+        if not name.startswith("#"):
+            load_module(fleet, host, name.replace("_", "-"))
+    blacklisted = {line.split()[1] for line in _lines(host, "/etc/modprobe.d") if line.startswith("blacklist ")}
+    for name in ("nvidia", "nouveau"):
+        if name not in blacklisted and _has_gpu(host):
+            load_module(fleet, host, name)
+    if host.persistenced and host.userspace:
+        make_gpu_nodes(fleet, host, uvm="nvidia-uvm" in host.loaded)
+    fleet.touch(host)
+
+
+def _has_gpu(host: Host) -> bool:
+    return any(f.vendor == "10de" and f.pci_class[:4] in _GPU_CLASSES for f in host.functions.values())
