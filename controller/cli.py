@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import update_wrapper
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from pydantic import BaseModel
 
 import controller
 from controller.core import conditions
@@ -20,7 +20,8 @@ from controller.core.plan import Plan, PlanLoop, plan
 from controller.core.words import Block, Disruption, Drift, InSync, Skipped, Step, Unseen, Wait
 from controller.layers.order import ORDER
 from controller.report import model, text
-from controller.run import session, specs as spec_files, state
+from controller.run import session, state
+from controller.run import specs as spec_files
 from controller.run.once import Ended, Pass, Report
 from controller.spec.load import SpecErrors, load
 from controller.spec.model import Specs
@@ -59,7 +60,9 @@ class Common:
 
 _COMMON = (
     click.option("--specs", metavar="DIR", help="Where the spec files are [RECONCILE_SPECS, else specs]."),
-    click.option("--fleet", default="ssh", show_default=True, metavar="ssh|sim:FILE", help="Real hosts, or a simulated fleet."),
+    click.option(
+        "--fleet", default="ssh", show_default=True, metavar="ssh|sim:FILE", help="Real hosts, or a simulated fleet."
+    ),
     click.option("--state", metavar="DIR", help="Where the controller remembers [RECONCILE_STATE]."),
     click.option("--host", multiple=True, metavar="NAME", help="Only what lives on this host."),
     click.option("--object", multiple=True, metavar="KIND/NAME", help="Only this object and what it stands on."),
@@ -99,9 +102,11 @@ def _prepare(shared: Common) -> None:
 class Ends(click.ClickException):
     """A command that ends early, with a message and an exit code."""
 
+    exit_code: int
+
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.exit_code = code
+        self.exit_code = code  # type: ignore[misc]  # click reads it from the instance too
 
     def show(self, file: Any = None) -> None:
         """Print the message, and nothing else, on stderr."""
@@ -133,18 +138,22 @@ def _planned(work: session.Session) -> Plan:
     try:
         return plan(ORDER, work.specs, work.eyes.facts)
     except PlanLoop as loop:
-        raise Ends(f"{loop}; this is a defect of reconcile, please report it with `reconcile snapshot`", COULD_NOT) from None
+        raise Ends(
+            f"{loop}; this is a defect of reconcile, please report it with `reconcile snapshot`", COULD_NOT
+        ) from None
 
 
 def _grants(specs: Specs, allow: tuple[str, ...]) -> Grants:
     given = set()
     for one in allow:
-        name, colon, obj = one.partition(":")
+        name, _, obj = one.partition(":")
         try:
             permission, ref = Permission(name), Ref.parse(obj)
         except ValueError:
             classes = ", ".join(Permission)
-            raise Ends(f"cannot read --allow {one}: write CLASS:KIND/NAME; the classes are {classes}", COULD_NOT) from None
+            raise Ends(
+                f"cannot read --allow {one}: write CLASS:KIND/NAME; the classes are {classes}", COULD_NOT
+            ) from None
         given.add(Disruption(ref, permission))
     return Grants(specs, frozenset(given))
 
@@ -336,13 +345,17 @@ def status(shared: Common, name: str | None) -> None:
         upcoming = work.look()
         refs = [_found(specs, name)] if name else [obj.ref for obj in specs if work.narrowed.takes(obj.ref, "")]
         grants = Grants(specs)
-        lacking = {s.id: ", ".join(map(str, grants.missing(s))) or "mode: enforce" for s in upcoming.ready if not grants.may(s)}
+        lacking = {
+            s.id: ", ".join(map(str, grants.missing(s))) or "mode: enforce" for s in upcoming.ready if not grants.may(s)
+        }
         report = model.status_report(specs, upcoming, conditions.of_all(refs, upcoming, lacking, {}))
         click.echo(report.model_dump_json(indent=2) if shared.json else text.status_text(report))
         ready = [(row, c.status) for row in report.objects for c in row.conditions if c.type == "Ready"]
         if any(s == "Unknown" and not work.excused(Ref.parse(row.object)) for row, s in ready):
             raise click.exceptions.Exit(COULD_NOT)
-        raise click.exceptions.Exit(OK if all(s == "True" or work.excused(Ref.parse(r.object)) for r, s in ready) else NOT_RIGHT)
+        raise click.exceptions.Exit(
+            OK if all(s == "True" or work.excused(Ref.parse(r.object)) for r, s in ready) else NOT_RIGHT
+        )
     finally:
         work.world.close()
 
@@ -376,7 +389,10 @@ def why(shared: Common, name: str) -> None:
                     case Unseen(reason, message):
                         lines += [f"  unknown  {part} {judged.layer}: {reason}", text.wrapped(message, "           ")]
                     case Drift() as drift:
-                        lines += [f"  drift    {part} {judged.layer}: {drift.reason}", text.wrapped(drift.message, "           ")]
+                        lines += [
+                            f"  drift    {part} {judged.layer}: {drift.reason}",
+                            text.wrapped(drift.message, "           "),
+                        ]
                         lines += [text.wrapped(f"{k}: {v}", "             ") for k, v in drift.evidence.items()]
                         lines += [text.wrapped(_remedy(drift, judged.held, grants), "           ")]
         click.echo("\n".join(text.clean(line) for line in lines))
@@ -410,7 +426,10 @@ def snapshot(shared: Common) -> None:
         missing = sorted(name for name, facts in work.eyes.facts.items() if facts.failure is not None)
         click.echo(snapshot_text(work.eyes.facts, specs), nl=False)
         if missing:
-            raise Ends(f"these hosts could not be observed and are powered off in the snapshot: {', '.join(missing)}", COULD_NOT)
+            raise Ends(
+                f"these hosts could not be observed and are powered off in the snapshot: {', '.join(missing)}",
+                COULD_NOT,
+            )
     finally:
         work.world.close()
 
@@ -449,8 +468,8 @@ def trust(shared: Common, host: str, yes: bool, replace: bool) -> None:
 @click.argument("what", type=click.Choice(["spec", "plan", "status"]), default="spec")
 def schema(what: str) -> None:
     """Print the JSON Schema of spec files, or of what `plan` or `status` print."""
-    shape = {"plan": model.PlanReport, "status": model.StatusReport}.get(what)
-    click.echo(json.dumps(shape.model_json_schema() if shape else spec_schema(), indent=2))
+    shapes: dict[str, type[BaseModel]] = {"plan": model.PlanReport, "status": model.StatusReport}
+    click.echo(json.dumps(shapes[what].model_json_schema() if what in shapes else spec_schema(), indent=2))
 
 
 @main.command()

@@ -153,7 +153,9 @@ def plan_report(
     plan: Plan, specs: Specs, facts: FleetFacts, grants: Grants, wanted: Callable[[Ref, str], bool], scripts: bool
 ) -> PlanReport:
     """The plan as rows; ``wanted`` narrows it to some layers of some objects."""
-    drift = [drift_row(j, j.verdict) for j in plan.now.judged if isinstance(j.verdict, Drift) and wanted(j.object, j.layer)]
+    drift = [
+        drift_row(j, j.verdict) for j in plan.now.judged if isinstance(j.verdict, Drift) and wanted(j.object, j.layer)
+    ]
     steps = [_step_row(p, grants, scripts) for p in plan.steps if wanted(p.step.object, p.step.layer)]
     blocked = [
         BlockedRow(object=str(j.object), layer=j.layer, reason=b.reason, message=b.message, needs=b.needs)

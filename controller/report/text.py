@@ -95,7 +95,9 @@ def _summary(report: PlanReport) -> str:
     summary = report.summary
     lines = []
     if not report.changes and not report.unknown:
-        lines.append(click.style(f"Everything is as the specs say ({summary.objects} objects). Nothing to do.", fg="green"))
+        lines.append(
+            click.style(f"Everything is as the specs say ({summary.objects} objects). Nothing to do.", fg="green")
+        )
     else:
         lines.append(
             f"{summary.objects} objects: {summary.drifted} differ, {summary.steps} steps "
@@ -105,7 +107,9 @@ def _summary(report: PlanReport) -> str:
         stops = ", ".join(f"{row.object} (at most {_seconds(row.at_most_seconds)})" for row in summary.stops)
         lines.append(f"Stops: {stops or 'nothing'}.")
         lines.append(f"Reboots: {', '.join(summary.reboots) or 'nothing'}.")
-    lines.extend(["Leaves alone:", *(wrapped(line, "  - ") for line in summary.leaves_alone)] if summary.leaves_alone else [])
+    lines.extend(
+        ["Leaves alone:", *(wrapped(line, "  - ") for line in summary.leaves_alone)] if summary.leaves_alone else []
+    )
     return "\n".join(lines)
 
 
@@ -120,7 +124,9 @@ def status_text(report: StatusReport) -> str:
         ready = next(c for c in obj.conditions if c.type == "Ready")
         stalled = any(c.type == "Stalled" and c.status == "True" for c in obj.conditions)
         colour = {"True": "green", "False": "yellow", "Unknown": "red"}[ready.status]
-        rows.append((obj.object, obj.host, click.style(ready.status, fg=colour), ready.reason, "yes" if stalled else ""))
+        rows.append(
+            (obj.object, obj.host, click.style(ready.status, fg=colour), ready.reason, "yes" if stalled else "")
+        )
     return table(("OBJECT", "HOST", "READY", "REASON", "STALLED"), rows)
 
 

@@ -200,7 +200,9 @@ def _verified(step: Step, before: Next, after: Next) -> Ended:
         if judged.object in (step.object, *(d.object for d in step.disrupts)) and (
             isinstance(was, InSync | Skipped) and isinstance(judged.verdict, Drift)
         ):
-            return Ended(step, Result.FAILED, f"it made {judged.layer} of {judged.object} worse: {judged.verdict.message}")
+            return Ended(
+                step, Result.FAILED, f"it made {judged.layer} of {judged.object} worse: {judged.verdict.message}"
+            )
     return Ended(step, Result.WORKED, step.summary)
 
 

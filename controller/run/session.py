@@ -105,7 +105,7 @@ class Session:
         return next_steps(ORDER, View(self.specs, self.eyes.facts))
 
     def excused(self, ref: Ref) -> bool:
-        """Whether it is no fault that this cannot be observed: its host is in maintenance, or decommissioned and gone."""
+        """Whether it is no fault that this cannot be observed: its host is in maintenance, or gone as wanted."""
         hosts = [r.name for r in below(self.specs, ref) if r.kind == "Host"]
         return any(self.specs.hosts[h].lifecycle is not Lifecycle.ACTIVE for h in hosts)
 

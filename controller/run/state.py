@@ -33,7 +33,7 @@ class Identity:
 
 
 def identity(state: Path) -> Identity:
-    """This state directory's controller; made up once and kept."""
+    """Who works with a state directory; made up once and kept."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = state / "controller-id"
     if not file.exists():
@@ -72,6 +72,8 @@ class Lock:
         self._file.flush()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._file is not None:
             self._file.close()

@@ -1,4 +1,4 @@
-"""host.gpu-health: every listed GPU is there, is the card the spec says, and nvidia-smi answers. Reported, never made."""
+"""host.gpu-health: every listed GPU is there and is the card the spec says, and nvidia-smi answers. Only reported."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def parse(section: Section) -> GpuFacts:
                     path, what, major, minor, mode = rest.rsplit("|", 4)
                     nodes.append(Node(path, what, int(major, 16), int(minor, 16), mode))
                 case _:
-                    raise ValueError("no such line")  # noqa: TRY301
+                    raise ValueError("no such line")
         except (ValueError, KeyError) as error:
             raise ParseError("garbage", f"cannot read {line[:100]!r}: {error}") from None
     gpus = tuple(_gpu(pci, fields) for pci, fields in information.items())
