@@ -32,7 +32,7 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def clean_lab(lab: Lab) -> Iterator[Lab]:
+def clean_lab(lab: Lab) -> Lab:
     """The session's lab, put back to its first state before the test."""
     lab.reset()
     return lab

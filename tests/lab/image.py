@@ -68,9 +68,9 @@ for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub
 done
 ln -sf /lib/systemd/system/multi-user.target default.target
 
-# The size of a log and where it lies should not depend on the machine that the lab runs on.
+# How much is logged should not depend on how large the disk of the machine is.
 mkdir -p /etc/systemd/journald.conf.d
-printf '[Journal]\nStorage=volatile\nRuntimeMaxUse=16M\n' > /etc/systemd/journald.conf.d/lab.conf
+printf '[Journal]\nSystemMaxUse=32M\n' > /etc/systemd/journald.conf.d/lab.conf
 
 : > /etc/machine-id
 rm -rf /var/lib/apt/lists/* /var/cache/apt/* /usr/share/doc/* /usr/share/man/*
@@ -115,18 +115,21 @@ def get(cache: Path = CACHE) -> Image:
     Two that ask at once build it once: the second waits for the first.
     Raises CalledProcessError when mmdebstrap fails; nothing half built is ever taken for a tree.
     """
-    place = cache / digest()
-    image = Image(host=place / "host", ct=place / "ct")
-    if place.is_dir():
-        return image
-    cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / "lock"):
-        if not place.is_dir():
-            _build(cache, place)
-    return image
+    finished = cache / digest()
+    if not finished.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(cache / "lock"):
+            if not finished.is_dir():
+                _build(cache, finished)
+    return place(digest(), cache)
 
 
-def _build(cache: Path, place: Path) -> None:
+def place(name: str, cache: Path = CACHE) -> Image:
+    """Return where the trees of a digest are, or would be."""
+    return Image(host=cache / name / "host", ct=cache / name / "ct")
+
+
+def _build(cache: Path, finished: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
     work.chmod(0o755)
     try:
@@ -148,7 +151,7 @@ def _build(cache: Path, place: Path) -> None:
         ct = work / "ct"
         (ct / "etc/systemd/system").mkdir(parents=True)
         subprocess.run(["/bin/sh", "-euc", CT_LAYER], cwd=ct, check=True)
-        work.rename(place)
+        work.rename(finished)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

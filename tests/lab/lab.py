@@ -12,6 +12,7 @@ network cards, the control groups, the packet filter's table. So any number of l
 from __future__ import annotations
 
 import base64
+import ctypes.util
 import fcntl
 import hashlib
 import json
@@ -32,14 +33,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from tests.lab import control, hosts, image, kmodules, pmxcfs
+from tests.lab import cluster, control, hosts, image, kmodules
 
 ROOT = Path(os.environ.get("RECONCILE_LAB_ROOT", "/var/tmp/reconcile-lab"))
 CHECKOUT = Path(__file__).resolve().parents[2]
 STANDINS = Path(__file__).resolve().parent / "standins"
 
 NETWORK = "10.77"  # a lab has 10.77.N.0/24, the machine itself is .1 in it
-CLAIMS = Path("/run/lock/reconcile-lab")  # held while a lab picks its network
+CLAIMS = Path("/run/reconcile-lab.lock")  # held while a lab picks its network
 PROGRAMS = ("lxc-start", "mmdebstrap", "fusermount", "nft", "ip", "ssh-keygen")
 
 USR_BIN = ("kvm", "pvesh", "rbd")  # Proxmox' other programs are in /usr/sbin, as in its packages
@@ -64,6 +65,8 @@ def missing() -> str | None:
         return "the lab needs root"
     if absent := [program for program in PROGRAMS if shutil.which(program) is None]:
         return f"the lab needs {', '.join(absent)}: run tests/lab/install-packages.sh"
+    if ctypes.util.find_library("fuse") is None:
+        return "the lab needs libfuse: run tests/lab/install-packages.sh"
     if not Path("/dev/fuse").exists():
         return "the lab needs /dev/fuse"
     return None
@@ -100,6 +103,7 @@ class Lab:
         self.subnet = 0
         self.client_key = self.state / "keys/client"  # the private key that root and ops of every host accept
         self.known_hosts = self.state / "known_hosts"
+        self._trees = image.place(image.digest())
         self._init_pids: dict[str, int] = {}
         self._sides: list[list[str]] = []
         self._cut: set[str] = set()
@@ -110,8 +114,9 @@ class Lab:
         about = _about(root / name)
         if about is None:
             raise LabError(f"cannot find the lab {name} in {root}")
-        lab = cls(name, about["hosts"], pmxcfs.decoded(about["pve_files"]), root=root, keep=about["owner"] is None)
+        lab = cls(name, about["hosts"], cluster.decoded(about["pve_files"]), root=root, keep=about["owner"] is None)
         lab.subnet = about["subnet"]
+        lab._trees = image.place(about["image"])
         return lab
 
     # Life
@@ -131,12 +136,12 @@ class Lab:
         if reason := missing():
             raise LabError(reason)
         sweep(self.root)
-        trees = image.get()
+        self._trees = image.get()
         try:
             self._claim()
             self._make_keys()
-            self._make_volumes(trees)
-            _in_parallel(lambda host: self._make_host(host, trees), self.hosts)
+            self._make_volumes()
+            _in_parallel(self._make_host, self.hosts)
             self._start_file_systems()
             _in_parallel(self.power_on, self.hosts)
         except BaseException:
@@ -270,13 +275,13 @@ class Lab:
         """
         self._pmxcfs("hang", host=host, path=path, operations=list(operations) or ["read"])
 
-    def pve_release(self) -> None:
-        """Let go everything that hangs in ``/etc/pve``."""
-        self._pmxcfs("release")
+    def pve_release(self, host: str | None = None) -> None:
+        """Let go everything that hangs in ``/etc/pve``, of one host or of all."""
+        self._pmxcfs("release", host=host)
 
     def pve_reset(self, files: Mapping[str, bytes] | None = None) -> None:
         """Give ``/etc/pve`` the content that the lab began with, and ``files``."""
-        self._pmxcfs("reset", files=pmxcfs.encoded({**self.pve_files, **(files or {})}))
+        self._pmxcfs("reset", files=cluster.encoded({**self.pve_files, **(files or {})}))
 
     def snapshot_tree(self, host: str) -> dict[str, str]:
         """Return a digest (content, mode, owner, target) of everything that can change on a host, by path.
@@ -285,8 +290,7 @@ class Lab:
         and systemd's transient units. Left out as noise: logs, caches, temporary files, and what systemd, dpkg and apt
         keep for themselves (``NOISE``). Times are not compared.
         """
-        place = self.state / "hosts" / host
-        upper, lower = place / "upper", image.get().host
+        upper, lower = self.state / "hosts" / host / "upper", self._trees.host
         tree = {}
         for path in _walk(upper):
             name = str(path.relative_to(upper))
@@ -303,10 +307,10 @@ class Lab:
                 if stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFCHR, stat.S_IFBLK, stat.S_IFREG):
                     tree[f"/{top}/{path.relative_to(self.path(host, top))}"] = _digest(path)
         if host in self.proxmox:
-            cluster = self.state / "pve" / host
-            for path in _walk(cluster):
-                if path.name not in pmxcfs.VIRTUAL:
-                    tree[f"/etc/pve/{path.relative_to(cluster)}"] = _digest(path)
+            shared = self.state / "pve" / host
+            for path in _walk(shared):
+                if path.name not in cluster.VIRTUAL:
+                    tree[f"/etc/pve/{path.relative_to(shared)}"] = _digest(path)
         return tree
 
     # Power and network
@@ -314,7 +318,7 @@ class Lab:
     def power_off(self, host: str) -> None:
         """Cut a host's power. Its disk stays, nothing else does."""
         # What hangs in one of the file systems cannot be killed: it is let go first.
-        self.pve_release_host(host)
+        self.pve_release(host)
         self.kernel("power", host, on=False)
         self._lxc("lxc-stop", host, "-k", allowed=(0, 2))  # 2: it was off
         self._init_pids.pop(host, None)
@@ -361,8 +365,10 @@ class Lab:
         """Drop on the bridge what may not pass: between sides, and between this machine and whom it is cut off from."""
         table = f"bridge {self._table}"
         lines = [f"add table {table}", f"delete table {table}", f"add table {table}"]
-        for hook in ("forward", "input", "output"):
-            lines.append(f"add chain {table} {hook} {{ type filter hook {hook} priority 0; }}")
+        lines += [
+            f"add chain {table} {hook} {{ type filter hook {hook} priority 0; }}"
+            for hook in ("forward", "input", "output")
+        ]
         for side in self._sides:
             inside = [host for host in side if host in self.hosts]
             outside = [host for host in self.hosts if host not in side]
@@ -385,10 +391,6 @@ class Lab:
 
     def _pmxcfs(self, operation: str, **arguments: Any) -> Any:
         return control.ask(self.state / "control/pmxcfs.sock", {"op": operation, **arguments})
-
-    def pve_release_host(self, host: str) -> None:
-        """Let go what hangs in one host's ``/etc/pve``."""
-        self._pmxcfs("release", host=host)
 
     def _quorate_host(self) -> str:
         for host, state in self._pmxcfs("state").items():
@@ -460,7 +462,8 @@ class Lab:
             "owner": None if self.keep else _identity(os.getpid()),
             "processes": [_identity(pid) for pid in processes],
             "hosts": self.hosts,
-            "pve_files": pmxcfs.encoded(self.pve_files),
+            "image": image.digest(),
+            "pve_files": cluster.encoded(self.pve_files),
         }
         fresh = self.state / "lab.json.new"
         fresh.write_text(json.dumps(about, indent=1))
@@ -474,7 +477,7 @@ class Lab:
         lines = [f"{self.address(host)} {self.host_key(host)}\n" for host in self.hosts]
         self.known_hosts.write_text("".join(lines))
 
-    def _make_volumes(self, trees: image.Image) -> None:
+    def _make_volumes(self) -> None:
         """Make the "Ceph" of the lab: one mount that every Proxmox host sees, with a folder for each image."""
         rbd = str(self.state / "rbd")
         _run(["mount", "--bind", rbd, rbd])
@@ -483,24 +486,22 @@ class Lab:
             if re.fullmatch(r"nodes/[^/]+/lxc/\d+\.conf", path):
                 for volume in re.findall(rb"^rootfs: *ceph-rbd:([\w-]+)", content, re.MULTILINE):
                     if not (self.state / "rbd" / volume.decode()).exists():
-                        self._make_volume(volume.decode(), trees)
+                        self.make_volume(volume.decode())
 
     def make_volume(self, name: str) -> Path:
         """Make an image in the shared storage, with a Debian in it, and return where it is on this machine."""
-        return self._make_volume(name, image.get())
-
-    def _make_volume(self, name: str, trees: image.Image) -> Path:
         place, target = self.state / "volumes" / name, self.state / "rbd" / name
-        _overlay(trees.ct_layers, place, target)
+        _overlay(self._trees.ct_layers, place, target)
         (target / "etc/hostname").write_text(f"{name}\n")
         kmodules.install_container(target)
         return target
 
-    def _make_host(self, host: str, trees: image.Image) -> None:
+    def _make_host(self, host: str) -> None:
         place = self.state / "hosts" / host
         rootfs = place / "rootfs"
-        _overlay(trees.host_layers, place, rootfs)
+        _overlay(self._trees.host_layers, place, rootfs)
         _put(rootfs / "etc/hostname", f"{host}\n")
+        _put(rootfs / "etc/machine-id", f"{secrets.token_hex(16)}\n", 0o444)
         names = "".join(f"{self.address(name)} {name}.lab {name}\n" for name in self.hosts)
         _put(rootfs / "etc/hosts", f"127.0.0.1 localhost\n{names}")
         self._lay_keys(host, rootfs)
@@ -567,23 +568,28 @@ class Lab:
         kmodules.install(rootfs, self.hosts[host])
 
     def _start_file_systems(self) -> None:
-        cluster = {
+        wanted = {
             "name": self.name,
             "nodes": {host: self.address(host) for host in self.proxmox},
-            "files": pmxcfs.encoded(self.pve_files),
+            "files": cluster.encoded(self.pve_files),
         }
-        processes = [self._serve("pmxcfs", json.dumps(cluster)), self._serve("kernel", json.dumps(self.hosts))]
-        self._record([process.pid for process in processes])
+        processes = {
+            "kernel": self._serve("kernel", json.dumps(self.hosts)),
+            "pmxcfs": self._serve("pmxcfs", json.dumps(wanted)),
+        }
+        self._record([process.pid for process in processes.values()])
         mounts = [self.state / "kernel", *(self.state / "pve" / host for host in self.proxmox)]
-        for process in processes:
-            wait_until(
-                lambda process=process: process.poll() is not None or all(_is_mount(path) for path in mounts),
-                30,
-                "a file system of the lab is not there",
-            )
-            if process.poll() is not None:
-                name = process.args[2].rpartition(".")[2]  # type: ignore[index]
-                raise LabError(f"{name} ended: {(self.state / 'log' / name).read_text()}")
+        sockets = [self.state / "control" / f"{name}.sock" for name in processes]
+
+        def ended() -> list[str]:
+            return [name for name, process in processes.items() if process.poll() is not None]
+
+        def served() -> bool:
+            return all(map(_is_mount, mounts)) and all(path.exists() for path in sockets)
+
+        wait_until(lambda: served() or bool(ended()), 30, "the file systems of the lab are not there")
+        for name in ended():
+            raise LabError(f"{name} ended: {(self.state / 'log' / name).read_text()}")
 
     def _serve(self, module: str, text: str) -> subprocess.Popen[str]:
         """Start a file system's process in a session of its own, so that ctrl-C at a terminal is not its end."""
@@ -720,11 +726,16 @@ def running(root: Path = ROOT) -> list[dict[str, Any]]:
 
 def sweep(root: Path = ROOT) -> list[str]:
     """Remove the labs whose makers are dead, and return their names."""
-    swept = []
-    for about in running(root):
-        if about["owner"] is not None and not _lives(about["owner"]):
-            remove(root / about["name"])
-            swept.append(about["name"])
+
+    def dead() -> list[str]:
+        return [about["name"] for about in running(root) if about["owner"] and not _lives(about["owner"])]
+
+    if not dead():
+        return []
+    with _claims():  # two that sweep at once would be in each other's way
+        swept = dead()
+        for name in swept:
+            remove(root / name)
     return swept
 
 

@@ -154,7 +154,9 @@ def test_a_snapshot_shows_a_change_and_nothing_else(whole: Lab) -> None:
     ssh(whole, "kpro5", "true")
     ssh(whole, "kpro5", "sudo true; cat /etc/passwd > /dev/null; ls -R /etc > /dev/null", "ops")
     assert whole.snapshot_tree("kpro5") == before
-    whole.run("kpro5", "chmod 0600 /etc/hosts; echo x > /etc/new; rm /etc/issue; mknod /dev/nvidia7 c 195 7", check=True)
+    whole.run(
+        "kpro5", "chmod 0600 /etc/hosts; echo x > /etc/new; rm /etc/issue; mknod /dev/nvidia7 c 195 7", check=True
+    )
     after = whole.snapshot_tree("kpro5")
     assert {path for path in {*before, *after} if before.get(path) != after.get(path)} == {
         "/etc/hosts",

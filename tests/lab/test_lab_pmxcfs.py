@@ -1,4 +1,4 @@
-"""The cluster file system keeps pmxcfs's rules: on real mounts of real hosts, and where it is rules only, on the tree."""
+"""The cluster file system keeps pmxcfs's rules, on the mounts of real hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab import pmxcfs
+from tests.lab.cluster import Guest, Tree, guest_of
 from tests.lab.lab import Lab, LabError, wait_until
 
 CONF = "nodes/kpro5/lxc/129.conf"
@@ -191,8 +191,8 @@ def test_content_survives_all_hosts_off(cluster: Lab) -> None:
     assert cluster.pve_read(CONF) == FILES[CONF]
 
 
-def tree(**files: bytes) -> pmxcfs.Tree:
-    return pmxcfs.Tree.of_files({name.replace("__", "/"): data for name, data in files.items()}, ["a", "b"])
+def tree(**files: bytes) -> Tree:
+    return Tree.of_files({name.replace("__", "/"): data for name, data in files.items()}, ["a", "b"])
 
 
 def test_writing_past_the_end_fills_with_zeros() -> None:
@@ -213,13 +213,13 @@ def test_a_copy_changes_for_itself() -> None:
 @pytest.mark.parametrize(
     ("path", "guest"),
     [
-        ("nodes/a/lxc/129.conf", pmxcfs.Guest(129, "a", "lxc")),
-        ("nodes/a/qemu-server/129.conf", pmxcfs.Guest(129, "a", "qemu")),
+        ("nodes/a/lxc/129.conf", Guest(129, "a", "lxc")),
+        ("nodes/a/qemu-server/129.conf", Guest(129, "a", "qemu")),
         ("nodes/a/lxc/0129.conf", None),
         ("nodes/a/lxc/129.conf.tmp", None),
         ("nodes/a/129.conf", None),
         ("lxc/129.conf", None),
     ],
 )
-def test_what_is_a_guest_s_configuration(path: str, guest: pmxcfs.Guest | None) -> None:
-    assert pmxcfs.guest_of(path) == guest
+def test_what_is_a_guest_s_configuration(path: str, guest: Guest | None) -> None:
+    assert guest_of(path) == guest
