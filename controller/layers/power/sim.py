@@ -1,13 +1,15 @@
-"""container.power in the simulated fleet: which containers run, and what they were started with."""
+"""container.power in the simulated fleet: which containers run, what they were started with, and their power."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
+from controller.core.words import Step
 from controller.facts.words import Section
 from controller.layers.power.facts import TICKS
-from controller.layers.shared import probe_text
-from controller.layers.shared.truth import Fleet, Host, Node, RunningContainer
+from controller.layers.shared import kernel_physics, probe_text, pve_physics
+from controller.layers.shared.truth import Fleet, Host, Node, RunningContainer, Work
 
 
 def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
@@ -16,7 +18,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     lines: list[str] = []
     configs = {}
     for vmid, container in here:
-        ticks = int((container.started - host.booted) * TICKS)
+        ticks = _ticks(host, container)
         lines.append(f"running|{vmid}|{container.pid}|{ticks}")
         for note in ("edited", "restarted"):
             record = host.files.get(f"/run/reconcile/{note}/{vmid}")
@@ -28,6 +30,11 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     for _, container in here:
         lines += _nodes(container)
     return Section(0, "".join(f"{line}\n" for line in lines) + "==files\n" + probe_text.files(configs))
+
+
+def _ticks(host: Host, container: RunningContainer) -> int:
+    """When its init was started, in clock ticks since boot."""
+    return int((container.started - host.booted) * TICKS)
 
 
 def _nodes(container: RunningContainer) -> Iterator[str]:
@@ -46,3 +53,49 @@ def _kind(node: Node) -> str:
     if node.plain:
         return "regular empty file|0|0"
     return f"character special file|{node.major:x}|{node.minor:x}"
+
+
+def takes(step: Step) -> float:
+    """Seconds that a step takes."""
+    return {"start": 3.0, "stop": 5.0, "restart": 8.0}[step.args[0]]
+
+
+def act(fleet: Fleet, host: Host, work: Work) -> pve_physics.Said:
+    """What ``power.sh`` does to this host."""
+    action, number, seen, since, why = work.args
+    vmid, path = int(number), f"/etc/pve/lxc/{number}.conf"
+    config = pve_physics.read(fleet, host, path)
+    if config is None:
+        return _stale(f"CT {vmid} is not on this node")
+    if hashlib.sha256(config.text.encode("utf-8", "surrogateescape")).hexdigest() != seen:
+        return _stale(f"{path} has changed since it was read")
+    if pve_physics.ha_managed(fleet, host, vmid):
+        return _stale(f"HA manages CT {vmid} now")
+    container = host.containers.get(vmid)
+    if action == "start" and container is not None:
+        return _stale(f"CT {vmid} runs already")
+    if action != "start" and str(_ticks(host, container) if container is not None else 0) != since:
+        return _stale(f"CT {vmid} has been stopped or started since it was seen")
+    said = pve_physics.Said(0)
+    if action in ("stop", "restart"):
+        said = pve_physics.pct_stop(fleet, host, vmid)
+        if vmid in host.containers:
+            return pve_physics.Said(1, err=f"{said.err}CT {vmid} still runs after pct shutdown (exit {said.rc})\n")
+    return _start(fleet, host, vmid, why) if action in ("start", "restart") else pve_physics.Said(0)
+
+
+def _start(fleet: Fleet, host: Host, vmid: int, why: str) -> pve_physics.Said:
+    for note in ("edited", "restarted"):
+        host.files.pop(f"/run/reconcile/{note}/{vmid}", None)
+    said = pve_physics.pct_start(fleet, host, vmid)
+    container = host.containers.get(vmid)
+    if container is None:
+        tells = f"CT {vmid} does not run after pct start (exit {said.rc}); pct start {vmid} --debug says more\n"
+        return pve_physics.Said(1, err=said.err + tells)
+    record = f"{_ticks(host, container)} {why}\n"
+    kernel_physics.write(fleet, host, f"/run/reconcile/restarted/{vmid}", record, 0o600)
+    return pve_physics.Said(0)
+
+
+def _stale(message: str) -> pve_physics.Said:
+    return pve_physics.Said(75, err=f"{message}\n")
