@@ -50,26 +50,39 @@ look() {
 	printf '%s end\n' "$nonce"
 }
 
-# enter: makes ready for looks. False, with pid and age of what is `stuck`, while an earlier look of the same asker
-# (who has given it up, else he would not ask again) or one of another that is too old still hangs on this host, so
-# that there is never a pile of them.
+# enter: makes ready for looks. False, with pid and age of what is `stuck`, while an earlier look still hangs on this
+# host, so that there is never a pile of them.
 enter() {
 	entered=1 myself='' at_work=/dev/null scratch=/dev/null
 	[ -d "$run_dir" ] || mkdir -p "$run_dir" 2>/dev/null
 	[ -w "$run_dir" ] || return 0
-	read -r now _ </proc/uptime
 	for file in "$run_dir"/look.*; do
 		pid=${file##*.}
 		if [ ! -d "/proc/$pid" ]; then
 			rm -f "$file" "$run_dir/stderr.$pid"
-		elif [ -s "$file" ] && read -r started begun token <"$file" && [ "$(process_start "$pid")" = "$started" ]; then
-			stuck="$pid $((${now%.*} - begun))" entered=''
-			[ "$token" = "${nonce%-*}" ] || [ "${stuck#* }" -gt 30 ] || entered=1
-			[ -n "$entered" ] || return 1
+		elif hangs "$file" "$pid"; then
+			stuck="$pid $age" entered=''
+			return 1
 		fi
 	done
 	myself=$(process_start "$$") at_work=$run_dir/look.$$ scratch=$run_dir/stderr.$$
 	trap 'rm -f "$at_work" "$scratch"' EXIT
+}
+
+# hangs FILE PID: whether the look that FILE marks hangs, since `age` seconds. One of the same asker was given up, else
+# there would be no other; it is given a moment to end, for its connection may have been cut. One of another asker is
+# at work until it is too old for that.
+hangs() {
+	for _ in 1 2 3; do
+		[ -s "$1" ] || return 1
+		read -r started begun token <"$1"
+		[ "$(process_start "$2")" = "$started" ] || return 1
+		read -r now _ </proc/uptime
+		age=$((${now%.*} - begun))
+		if [ "$token" != "${nonce%-*}" ] && [ "$age" -le 30 ]; then return 1; fi
+		if [ "$age" -gt 1 ]; then return 0; fi
+		sleep 1
+	done
 }
 
 # detached NAME SECONDS COMMAND...: a tool that can hang in the kernel, in a session of its own, at most one alive.

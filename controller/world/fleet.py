@@ -113,6 +113,8 @@ class SshWorld:
                 while waiting and (told := self._next_news(soonest)) is not None:
                     if told in waiting:
                         self._forward(told, waiting, seen)
+                    if told in waiting:
+                        soonest = min(soonest, waiting[told].until)
                 self._give_up_late(waiting, seen)
             return {look.host: seen[look.host] for look in looks}
 

@@ -477,9 +477,14 @@ def _left(deadline: float) -> float:
 
 
 def _hang_up(connection: paramiko.Transport) -> None:
-    # shutdown wakes the connection's thread at once; close alone leaves it to its next poll
-    with contextlib.suppress(OSError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
+    """End a connection at once: its thread sees the end of its socket, and closes what there is to close.
+
+    Closing the socket under that thread would leave it to its next poll, on a number that may be another's by then.
+    """
+    if isinstance(connection.sock, socket.socket):
+        with contextlib.suppress(OSError):  # it is not connected any more
+            connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.join(1.0)
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         connection.close()
 

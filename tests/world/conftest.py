@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,15 +30,16 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def stopped_sshd(tmp_path: Path) -> Iterator[Sshd]:
+def stopped_sshd() -> Iterator[Sshd]:
     """A server that a test sets up and starts itself."""
     if SSHD is None:
         pytest.fail("these tests need OpenSSH's sshd: apt-get install openssh-server")
-    folder = tmp_path / "sshd"
-    folder.mkdir()
-    server = Sshd(folder)
-    yield server
-    server.stop()
+    # not under tmp_path, where other users, whose authorized keys are read here too, may not look
+    with tempfile.TemporaryDirectory(prefix="sshd-") as folder:
+        os.chmod(folder, 0o755)
+        server = Sshd(Path(folder))
+        yield server
+        server.stop()
 
 
 @pytest.fixture
@@ -80,7 +83,7 @@ class Worlds:
         **options: Any,
     ) -> SshWorld:
         """Hosts by name, each with what differs from the usual in its ``ssh`` (and its ``address``)."""
-        specs = Specs(hosts={name: self.host(name, **dict(given)) for name, given in (hosts or {"one": {}}).items()})
+        specs = self.specs(hosts or {"one": {}})
         layers = [layer(name, probe) for name, probe in (fragments or {"host.test": "printf 'hello\\n'"}).items()]
         world = SshWorld(specs, self.state, Someone(), layers, **options)
         self.made.append(world)
@@ -88,6 +91,9 @@ class Worlds:
             for name in specs.hosts:
                 self.trust(world, name)
         return world
+
+    def specs(self, hosts: Mapping[str, Mapping[str, Any]]) -> Specs:
+        return Specs(hosts={name: self.host(name, **dict(given)) for name, given in hosts.items()})
 
     def host(self, name: str, address: str = "127.0.0.1", **ssh: Any) -> Host:
         usual = {"user": self.sshd.user, "port": self.sshd.port, "identity_file": str(self.sshd.identity)}

@@ -164,7 +164,7 @@ class Proxy:
     """A TCP proxy to a port of loopback.
 
     ``delay`` in seconds is added each way. ``cut_after`` ends the connection after so many bytes of the server.
-    ``silent`` takes connections and says nothing.
+    ``silent`` takes connections and says nothing. ``hang_up`` ends that many connections as soon as they are made.
     """
 
     def __init__(self, port: int, *, delay: float = 0.0, cut_after: int | None = None, silent: bool = False) -> None:
@@ -172,6 +172,7 @@ class Proxy:
         self.delay = delay
         self.cut_after = cut_after
         self.silent = silent
+        self.hang_up = 0
         self.connections: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -179,15 +180,22 @@ class Proxy:
 
     def close(self) -> None:
         self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """End the connections that there are."""
         for sock in self.connections:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if self.hang_up:
+                    self.hang_up -= 1
+                    client.close()
+                    continue
                 self.connections.append(client)
                 if self.silent:
                     continue
