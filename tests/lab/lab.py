@@ -386,7 +386,7 @@ class Lab:
     # The parts below
 
     def kernel(self, operation: str, host: str, **arguments: Any) -> Any:
-        """Ask or change a host's kernel: README.md, "Control of the kernel", says what there is."""
+        """Ask or change a host's kernel: kernel.py says what there is."""
         return control.ask(self.state / "control/kernel.sock", {"op": operation, "host": host, **arguments})
 
     def _pmxcfs(self, operation: str, **arguments: Any) -> Any:
@@ -762,8 +762,11 @@ def remove(state: Path) -> None:
     subprocess.run(["nft", "delete", "table", "bridge", about["table"]], capture_output=True, check=False)
     if left := _mounts_below(state):
         raise LabError(f"cannot remove {state}: still mounted: {left}")
-    shutil.rmtree(state)
     _remove_cgroups(about["name"])
+    for path in state.iterdir():  # the record last: until then this can be done again
+        if path.is_dir():
+            shutil.rmtree(path)
+    shutil.rmtree(state)
 
 
 def _remove_cgroups(name: str) -> None:
