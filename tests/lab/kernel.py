@@ -23,7 +23,21 @@ gets EPERM.
 What a driver would do behind a node is asked through ``/proc/driver/nvidia/.lab/`` (it is not listed):
 ``cards`` is what NVML would tell, and holding ``open/nvidia0`` open is to hold ``/dev/nvidia0``.
 
-The control socket (see ``control.py``): ``README.md``, "Control of the kernel".
+What a test may ask and change, at the control socket (``control.py``) or with ``Lab.kernel(OP, HOST, …)``:
+
+| op | arguments | does |
+| --- | --- | --- |
+| ``power`` | ``on`` | switches the kernel on (a boot) or off; the host's own start and stop do it |
+| ``state`` | | returns the hidden truth: drivers, overrides, modules, majors, who has what open, the cards |
+| ``links`` | | returns every change of a driver link: ``time``, ``address``, ``before``, ``after``, ``cause`` |
+| ``dmesg`` | | returns the kernel's log; ``print`` with ``lines`` adds to it |
+| ``plug``, ``unplug``, ``move`` | ``card``; ``pci``; ``pci``, ``slot`` | changes what is in the slots |
+| ``set`` | ``pci``, ``values`` | changes fields of ``machine.Gpu`` or ``machine.Function`` |
+| ``xid`` | ``pci``, ``xid``, ``text`` | reports an error of a card; 79 also takes it off the bus |
+| ``users`` | ``pci``, ``users`` | says who else has it open (``pid``, ``name``, ``memory_mib``) |
+| ``next-majors`` | ``majors`` | majors from the next boot on, by name; others as the kernel chooses |
+| ``secure-boot`` | ``on``, ``keys`` | refuses modules signed by others than the distribution or ``keys`` |
+| ``hang`` | ``on`` | lets nvidia-smi hang in the kernel, or what hangs go |
 """
 
 from __future__ import annotations
@@ -566,7 +580,7 @@ class Kernels(mfusepy.Operations):  # type: ignore[misc]
 
 
 def answer(machines: Mapping[str, Machine], state: Path, request: control.Request) -> Any:
-    """Do what a line on the control socket asks: see README.md, "Control of the kernel"."""
+    """Do what a line on the control socket asks: see above."""
     machine = machines[request["host"]]
     match request["op"]:
         case "power":

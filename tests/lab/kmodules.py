@@ -106,12 +106,12 @@ def modinfo(image: bytes) -> dict[str, list[str]]:
 def _object(modinfo: bytes, exported: Iterable[str], needed: Iterable[str]) -> bytes:
     """Write a relocatable object: depmod finds dependencies by exported and undefined symbols."""
     strings, symbols = b"\0", _SYMBOL.pack(0, 0, 0, 0, 0, 0)
-    for name in needed:
+    for symbol in needed:
         symbols += _SYMBOL.pack(len(strings), 0x10, 0, 0, 0, 0)
-        strings += name.encode() + b"\0"
+        strings += symbol.encode() + b"\0"
     contents = {
         b".modinfo": (1, modinfo),
-        b"__ksymtab_strings": (1, b"".join(name.encode() + b"\0" for name in exported)),
+        b"__ksymtab_strings": (1, b"".join(symbol.encode() + b"\0" for symbol in exported)),
         b".symtab": (2, symbols),
         b".strtab": (3, strings),
         b".shstrtab": (3, b""),
@@ -121,16 +121,17 @@ def _object(modinfo: bytes, exported: Iterable[str], needed: Iterable[str]) -> b
         offsets[name] = len(names)
         names += name + b"\0"
     contents[b".shstrtab"] = (3, names)
+    strings_at = list(contents).index(b".strtab") + 1
     body, table, at = b"", _SECTION.pack(*[0] * 10), _HEADER.size
     for name, (kind, data) in contents.items():
-        link, info, entry = (list(contents).index(b".strtab") + 1, 1, _SYMBOL.size) if kind == 2 else (0, 0, 0)
+        link, info, entry = (strings_at, 1, _SYMBOL.size) if kind == 2 else (0, 0, 0)
         table += _SECTION.pack(offsets[name], kind, 2, 0, at + len(body), len(data), link, info, 8, entry)
         body += data + b"\0" * (-len(data) % 8)
     identity = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
-    machine = _MACHINE[os.uname().machine]
     count = len(contents) + 1
     sizes = (_HEADER.size, 0, 0, _SECTION.size, count, count - 1)
-    return _HEADER.pack(identity, 1, machine, 1, 0, 0, at + len(body), 0, *sizes) + body + table
+    kind_and_machine = (1, _MACHINE[os.uname().machine], 1)
+    return _HEADER.pack(identity, *kind_and_machine, 0, 0, at + len(body), 0, *sizes) + body + table
 
 
 def kernel_modules(release: str) -> dict[str, KernelModule]:

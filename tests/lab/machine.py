@@ -653,7 +653,8 @@ class Machine:
             module = self._checked(image, arguments)
             self.modules[module.name] = module
             try:
-                _INIT.get(module.name, lambda _machine, _module: None)(self, module)
+                if start := _INIT.get(module.name):
+                    start(self, module)
             except OSError:
                 del self.modules[module.name]
                 raise
@@ -740,12 +741,8 @@ class Machine:
 
     def references(self, name: str) -> int:
         """Return a module's use count: modules that need it and nodes of it that are open."""
-        nodes = {
-            "nvidia": lambda node: node.startswith("nvidia") and not node.startswith("nvidia-uvm"),
-            "nvidia_uvm": lambda node: node.startswith("nvidia-uvm"),
-            "vfio_pci": lambda node: node == "vfio",
-        }.get(name, lambda _node: False)
-        return len(self.holders(name)) + sum(nodes(each.node) for each in self.opens.values())
+        held = {"nvidia": r"nvidia(ctl|-modeset|\d+)", "nvidia_uvm": r"nvidia-uvm.*", "vfio_pci": "vfio"}.get(name, "")
+        return len(self.holders(name)) + sum(bool(re.fullmatch(held, each.node)) for each in self.opens.values())
 
     # Character devices
 
