@@ -14,7 +14,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     cluster = fleet.cluster_of(host)
     if cluster is None:
         return Section(1, "cgroup 2\n", "/etc/pve does not say which node this is\n")
-    out = f"cgroup 2\nnode {host.name}\n"
+    out = f"cgroup {2 if host.cgroup2 else 1}\nnode {host.name}\n"
     for vmid, machine in host.machines.items():
         out += "".join(f"reserved {address} {vmid}\n" for address in machine.functions)
     out += "".join(f"character {major} {name}\n" for major, name in kernel_physics.proc_devices(host))
@@ -61,6 +61,6 @@ def _remember(fleet: Fleet, host: Host, vmid: int, device_lines: str) -> None:
         host.files.pop(record, None)
         return
     written = host.files.get(record)
-    if written is not None and int(written.text.split("\n", 1)[0]) >= int((container.started - host.booted) * 100):
+    if written is not None and int(written.text.split("\n", 1)[0]) >= kernel_physics.ticks(host, container.started):
         return
-    kernel_physics.write(fleet, host, record, f"{int(fleet.uptime(host) * 100)}\n{device_lines}\n", 0o600)
+    kernel_physics.write(fleet, host, record, f"{kernel_physics.ticks(host, fleet.now)}\n{device_lines}\n", 0o600)

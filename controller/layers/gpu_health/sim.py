@@ -19,7 +19,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     lines = [
         *(_pci(host, address, f) for address, f in sorted(host.functions.items()) if f.vendor == "10de"),
         *_module(host),
-        *(f"major|{name}|{major}" for name, major in sorted(host.majors.items(), key=lambda item: item[1])),
+        *(f"major|{name}|{major}" for major, name in kernel_physics.proc_devices(host) if name.startswith("nvidia")),
         *(_node(path, node) for path, node in _nodes(host)),
     ]
     out = "".join(f"{line}\n" for line in lines)
@@ -61,7 +61,8 @@ def _information(address: str, gpu: Gpu) -> Iterator[str]:
     """``/proc/driver/nvidia/gpus/ADDRESS/information`` (nv-procfs.c)."""
     yield f"Model: \t\t {gpu.model}"
     yield "IRQ:   \t\t 41"
-    yield f"GPU UUID: \t {gpu.uuid}"
+    if gpu.initialised:
+        yield f"GPU UUID: \t {gpu.uuid}"
     yield "Video BIOS: \t 94.02.5c.00.02"
     yield "Bus Type: \t PCIe"
     yield "DMA Size: \t 47 bits"
@@ -101,7 +102,10 @@ def _smi(fleet: Fleet, host: Host) -> str:
         return f"hung {int(host.smi_hung_since)}\n"
     if host.userspace != host.loaded["nvidia"].version:
         return "exit 18\nFailed to initialize NVML: Driver/library version mismatch\n"
+    if host.smi_says:
+        return host.smi_says
     kernel_physics.make_gpu_nodes(fleet, host, uvm=False)
+    kernel_physics.initialise(fleet, host)
     cards = [(address, f.gpu) for address, f in sorted(host.functions.items()) if f.driver == "nvidia" and f.gpu]
     for address, gpu in cards:
         if gpu.lost:

@@ -18,7 +18,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     lines: list[str] = []
     configs = {}
     for vmid, container in here:
-        ticks = _ticks(host, container)
+        ticks = kernel_physics.ticks(host, container.started)
         lines.append(f"running|{vmid}|{container.pid}|{ticks}")
         for note in ("edited", "restarted"):
             record = host.files.get(f"/run/reconcile/{note}/{vmid}")
@@ -30,11 +30,6 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     for _, container in here:
         lines += _nodes(container)
     return Section(0, "".join(f"{line}\n" for line in lines) + "==files\n" + probe_text.files(configs))
-
-
-def _ticks(host: Host, container: RunningContainer) -> int:
-    """When its init was started, in clock ticks since boot."""
-    return int((container.started - host.booted) * TICKS)
 
 
 def _nodes(container: RunningContainer) -> Iterator[str]:
@@ -74,7 +69,8 @@ def act(fleet: Fleet, host: Host, work: Work) -> pve_physics.Said:
     container = host.containers.get(vmid)
     if action == "start" and container is not None:
         return _stale(f"CT {vmid} runs already")
-    if action != "start" and str(_ticks(host, container) if container is not None else 0) != since:
+    started = kernel_physics.ticks(host, container.started) if container is not None else 0
+    if action != "start" and str(started) != since:
         return _stale(f"CT {vmid} has been stopped or started since it was seen")
     said = pve_physics.Said(0)
     if action in ("stop", "restart"):
@@ -92,7 +88,7 @@ def _start(fleet: Fleet, host: Host, vmid: int, why: str) -> pve_physics.Said:
     if container is None:
         tells = f"CT {vmid} does not run after pct start (exit {said.rc}); pct start {vmid} --debug says more\n"
         return pve_physics.Said(1, err=said.err + tells)
-    record = f"{_ticks(host, container)} {why}\n"
+    record = f"{kernel_physics.ticks(host, container.started)} {why}\n"
     kernel_physics.write(fleet, host, f"/run/reconcile/restarted/{vmid}", record, 0o600)
     return pve_physics.Said(0)
 

@@ -14,9 +14,11 @@ from controller.layers.shared.truth import NVIDIA_MAJOR, File, Fleet, Function, 
 # Majors seen for NVIDIA's dynamic devices in the wild; alloc_chrdev_region gives any that is free
 _DYNAMIC_MAJORS = (234, 235, 238, 239, 240, 241, 242, 243, 504, 505, 506, 507, 508, 509, 510, 511)
 _REGISTERS = {
-    "nvidia": ("nvidia-caps", "nvidia-nvlink", "nvidia-nvswitch"),
+    "nvidia": ("nvidia", "nvidiactl", "nvidia-caps", "nvidia-nvlink", "nvidia-nvswitch"),
     "nvidia-uvm": ("nvidia-uvm",),
+    "nvidia-modeset": ("nvidia-modeset",),
 }
+_FIXED = ("nvidia", "nvidiactl", "nvidia-modeset")  # of NVIDIA_MAJOR
 _CTL_MINOR, _MODESET_MINOR = 255, 254
 _GPU_CLASSES = ("0300", "0302")
 
@@ -30,7 +32,7 @@ class Hang(Exception):  # noqa: N818 - what the process does
 
 def write(fleet: Fleet, host: Host, path: str, text: str, mode: int = 0o644) -> str:
     """Write a file of the host's own (not of its cluster). Returns the error's text, empty when it is written."""
-    if host.disk_full:
+    if host.disk_full and not path.startswith("/run/"):
         return "No space left on device"
     host.files[path] = File(text, mode, int(fleet.now))
     fleet.touch(host)
@@ -91,34 +93,57 @@ def unload_module(fleet: Fleet, host: Host, name: str) -> str:
     """``rmmod NAME``. Returns what it says on failure."""
     if name not in host.loaded:
         return f"rmmod: ERROR: Module {name} is not currently loaded"
-    if name == "nvidia" and "nvidia-uvm" in host.loaded:
-        return "rmmod: ERROR: Module nvidia is in use by: nvidia_uvm"
+    users = [module for module in host.loaded if name == "nvidia" and module.startswith("nvidia-")]
+    if users:
+        return f"rmmod: ERROR: Module nvidia is in use by: {' '.join(users).replace('-', '_')}"
     held = [f for f in host.functions.values() if f.driver == name]
     if any(f.gpu is not None and f.gpu.used_by for f in held):
         return f"rmmod: ERROR: Module {name} is in use"
     for function in held:
         _release(function)
     del host.loaded[name]
-    for registered in _registered_by(name):
-        host.majors.pop(registered, None)
+    for registered in [known for known in host.majors if _registers(name, known)]:
+        del host.majors[registered]
+    if name == "nvidia":
+        host.smi_says = ""
     fleet.touch(host)
     return ""
 
 
-def _registered_by(module: str) -> tuple[str, ...]:
-    fixed = ("nvidia", "nvidiactl") if module == "nvidia" else ()
-    return (*fixed, *_REGISTERS.get(module, ()))
+def _registers(module: str, name: str) -> bool:
+    """Whether a character device is the module's: what is not another NVIDIA module's is nvidia's."""
+    own = next((m for m in ("nvidia-uvm", "nvidia-modeset") if name.startswith(m)), "nvidia")
+    return module == own
 
 
 def _register_majors(fleet: Fleet, host: Host, module: str) -> None:
     """Give the module's character devices their majors: 195 is fixed, the others are whatever is free."""
-    for name in _registered_by(module):
-        if name in ("nvidia", "nvidiactl"):
+    for name in _REGISTERS.get(module, ()):
+        if name in _FIXED:
             host.majors[name] = NVIDIA_MAJOR
             continue
-        taken = set(host.majors.values())
+        taken = {*host.majors.values(), *(int(line.split()[0]) for line in host.character_devices)}
         free = [major for major in _DYNAMIC_MAJORS if major not in taken and major != host.last_majors.get(name)]
         host.majors[name] = host.last_majors[name] = fleet.draw(host, free)
+
+
+def ticks(host: Host, when: float) -> int:
+    """A time in the kernel's clock ticks, hundredths of a second since boot."""
+    return round((when - host.booted) * 100)
+
+
+def initialise(fleet: Fleet, host: Host) -> None:
+    """What the first user of the cards brings about: they tell their UUIDs from then on."""
+    for function in host.functions.values():
+        if function.gpu is not None and function.driver == "nvidia" and not function.gpu.initialised:
+            function.gpu.initialised = True
+            fleet.touch(host)
+
+
+def proc_devices(host: Host) -> list[tuple[int, str]]:
+    """The character devices of ``/proc/devices``, in its order."""
+    others = [(int(major), name) for major, name in (line.split(" ", 1) for line in host.character_devices)]
+    return sorted([*others, *((major, name) for name, major in host.majors.items())], key=lambda device: device[0])
 
 
 # --- PCI -------------------------------------------------------------------------------------------------------------
@@ -184,7 +209,7 @@ def unbind(fleet: Fleet, host: Host, address: str) -> None:
 def _release(function: Function) -> None:
     function.driver = None
     if function.gpu is not None:
-        function.gpu.minor = None
+        function.gpu.minor, function.gpu.initialised = None, False
 
 
 def lose_card(fleet: Fleet, host: Host, address: str) -> None:
@@ -245,7 +270,7 @@ def power_off(fleet: Fleet, host: Host) -> None:
     host.dev.clear()
     host.new_ids.clear()
     host.lease = None
-    host.smi_hung_since = None
+    host.smi_hung_since, host.smi_says = None, ""
     for path in [path for path in host.files if path.startswith("/run/")]:
         del host.files[path]
     for function in host.functions.values():
@@ -254,8 +279,8 @@ def power_off(fleet: Fleet, host: Host) -> None:
         if function.gpu is not None:
             function.gpu.used_by.clear()
     for unit in filter(None, (host.step, *host.jobs.values())):
-        if unit.rc is None:
-            unit.cut = True
+        if unit.runs:
+            unit.how = "interrupted"
     fleet.touch(host)
 
 

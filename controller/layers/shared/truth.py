@@ -14,6 +14,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+NVIDIA_MAJOR = 195
+"""Fixed, of nvidia, nvidiactl and nvidia-modeset (NVIDIA's nv-chardev-numbers.h)."""
+
+USUAL_DEVICES = (
+    *("1 mem", "4 /dev/vc/0", "4 tty", "4 ttyS", "5 /dev/tty", "5 /dev/console", "5 /dev/ptmx", "7 vcs", "10 misc"),
+    *("13 input", "29 fb", "116 alsa", "128 ptm", "136 pts", "180 usb", "189 usb_device", "202 cpu/msr", "226 drm"),
+    *("247 vfio", "248 hidraw", "249 watchdog", "250 bsg", "251 rtc", "252 dimmctl", "253 ndctl", "254 gpiochip"),
+)
+"""The character devices of ``/proc/devices`` that have nothing to do with NVIDIA."""
+
 
 @dataclass(slots=True)
 class File:
@@ -44,6 +54,7 @@ class Gpu:
     compute_capability: str
     memory_used_mib: int = 0
     minor: int | None = None
+    initialised: bool = False  # used once since the driver took it; before that the driver does not tell its UUID
     lost: bool = False  # fallen off the bus (Xid 79)
     used_by: list[str] = field(default_factory=list)  # who has it open: ct:129, host:python3
 
@@ -115,8 +126,9 @@ class Unit:
     """A transient systemd unit of the controller's, and what is left of it in its directory when it has ended.
 
     ``number`` is the generation at which it was begun, ``began`` and ``ended`` are seconds of the host's uptime in the
-    boot ``boot_id``. ``ends`` is when it will end by itself, None for a unit that never does. ``rc`` is None until it
-    has ended; one that a power cut took is ``cut`` and never has one. ``reached`` of ``total`` is a job's progress.
+    boot ``boot_id``. ``ends`` is when it will end by itself, None for a unit that never does. ``how`` it is or ended is
+    running, exit, timeout, killed, interrupted (by a power cut), vanished or never-begun; ``rc`` is None where it has
+    none. ``reached`` of ``total`` is a job's progress, ``progressed`` when it last moved, in seconds of uptime.
     """
 
     work: Work
@@ -126,12 +138,17 @@ class Unit:
     ends: float | None = None
     rc: int | None = None
     ended: float | None = None
-    cut: bool = False
+    how: str = "running"
     output: str = ""
     errors: str = ""
     reached: int | None = None
     total: int = 0
     progressed: float = 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is at work."""
+        return self.how == "running"
 
 
 @dataclass(slots=True)
@@ -161,6 +178,7 @@ class Host:
     modules: dict[str, dict[str, Module]] = field(default_factory=dict)  # installed, by kernel
     loaded: dict[str, Module] = field(default_factory=dict)
     majors: dict[str, int] = field(default_factory=dict)  # of what is loaded, given anew at each load
+    character_devices: list[str] = field(default_factory=lambda: list(USUAL_DEVICES))  # others' "major name"
     last_majors: dict[str, int] = field(default_factory=dict)  # so that a new load gives others, as it may
     functions: dict[str, Function] = field(default_factory=dict)  # by address, with domain
     new_ids: list[str] = field(default_factory=list)  # vendor:device that vfio-pci accepts besides its options
@@ -179,6 +197,8 @@ class Host:
     jobs: dict[str, Unit] = field(default_factory=dict)  # reconcile-job-NAME
     smi_hangs: bool = False
     smi_hung_since: float | None = None
+    smi_says: str = ""  # what nvidia-smi says all the same, until the driver is loaded anew: "exit N" and its text
+    cgroup2: bool = True
     disk_full: bool = False
     start_failure: str = ""  # what the next start of a CT fails with
     powers_on: float | None = None  # when it will have booted by itself, while it is off
@@ -199,7 +219,7 @@ class Tree:
 class Cluster:
     """A Proxmox cluster. ``nodes`` are all members, ``sides`` the parts a broken network has left it in."""
 
-    name: str
+    name: str = ""
     nodes: list[str] = field(default_factory=list)
     sides: dict[str, int] = field(default_factory=dict)  # a node that is not named is on side 0
     trees: list[Tree] = field(default_factory=lambda: [Tree()])
@@ -266,7 +286,7 @@ def _impossible_power(host: Host) -> Iterator[str]:
     for what, there in alive.items():
         if there and not host.powered:
             yield f"is switched off and has {what}"
-    if host.step is not None and host.step.rc is None and not host.step.cut and not host.powered:
+    if any(unit.runs for unit in (host.step, *host.jobs.values()) if unit is not None) and not host.powered:
         yield "is switched off and has a running unit"
     if host.booted > 0 and not host.boot_id:
         yield "has booted and has no boot id"
@@ -333,5 +353,3 @@ def _impossible_clusters(fleet: Fleet) -> Iterator[str]:
             yield f"{host.name} is in no cluster {host.cluster}"
 
 
-NVIDIA_MAJOR = 195
-"""Fixed, of nvidia, nvidiactl and nvidia-modeset (NVIDIA's nv-chardev-numbers.h)."""

@@ -217,6 +217,7 @@ class NvidiaShorthand:
     uvm: bool = True
     userspace: bool = True
     nodes: bool = True
+    uvm_major: int | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -262,12 +263,11 @@ def _complete_clusters(fleet: Fleet) -> None:
     for host in fleet.hosts.values():
         if host.cluster is None:
             continue
-        cluster = fleet.clusters.setdefault(host.cluster, Cluster(host.cluster))
+        cluster = fleet.clusters.setdefault(host.cluster, Cluster())
         if host.name not in cluster.nodes:
             cluster.nodes.append(host.name)
     for name, cluster in fleet.clusters.items():
-        if cluster.name != name:
-            raise SimFileError(f"clusters.{name}.name: cannot be {cluster.name}")
+        cluster.name = cluster.name or name
 
 
 def _set_up(fleet: Fleet, host: Host, shorthand: Shorthand) -> None:
@@ -325,8 +325,11 @@ def _load_driver(fleet: Fleet, host: Host, nvidia: NvidiaShorthand) -> None:
         failed = kernel_physics.load_module(fleet, host, name)
         if failed:
             raise SimFileError(f"hosts.{host.name}.nvidia: {failed}")
+    if nvidia.uvm_major is not None:
+        host.majors["nvidia-uvm"] = host.last_majors["nvidia-uvm"] = nvidia.uvm_major
     if nvidia.nodes:
         kernel_physics.make_gpu_nodes(fleet, host, uvm=nvidia.uvm)
+        kernel_physics.initialise(fleet, host)
 
 
 def _add_guests(fleet: Fleet, host: Host, shorthand: Shorthand) -> None:

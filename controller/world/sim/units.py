@@ -30,7 +30,7 @@ def refuse(fleet: Fleet, host: Host, order: Order, controller: str) -> Refused |
         message = f"the host is at generation {host.generation}, and was at {order.generation} when it was looked at"
         return Refused("stale", message)
     unit = host.jobs.get(order.step.job) if order.step.job is not None else host.step
-    if unit is not None and runs(unit):
+    if unit is not None and unit.runs:
         return Refused("busy", f"{unit.work.step} of {unit.work.object} is running")
     return None
 
@@ -53,16 +53,11 @@ def begin(fleet: Fleet, host: Host, order: Order, controller: str, name: str, se
 
 def end(fleet: Fleet, host: Host, unit: Unit, rc: int, out: str, err: str) -> None:
     """Note how a unit ended; its controller's lease runs from the end of a short step."""
-    unit.rc, unit.output, unit.errors, unit.ended = rc, out, err, fleet.uptime(host)
+    unit.how, unit.rc, unit.output, unit.errors, unit.ended = "exit", rc, out, err, fleet.uptime(host)
     unit.work.stdin = ""
     if unit is host.step and host.lease is not None:
         host.lease.expires = int(fleet.uptime(host)) + LEASE
     fleet.touch(host)
-
-
-def runs(unit: Unit) -> bool:
-    """Whether it is at work."""
-    return unit.rc is None and not unit.cut
 
 
 def sign(fleet: Fleet, host: Host) -> tuple[object, ...]:
@@ -106,10 +101,6 @@ def _told(fleet: Fleet, host: Host, unit: Unit) -> str:
 
 
 def _how(fleet: Fleet, host: Host, unit: Unit) -> str:
-    if unit.rc is not None:
-        return "exit"
-    if unit.cut:
-        return "interrupted"
-    if unit.reached is not None and fleet.uptime(host) - unit.progressed >= STALLED:
+    if unit.runs and unit.reached is not None and fleet.uptime(host) - unit.progressed >= STALLED:
         return "stalled"
-    return "running"
+    return unit.how

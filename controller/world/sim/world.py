@@ -230,12 +230,12 @@ class SimWorld:
         self.clock.wait(seconds / 2)
         if self._cut_at(Moment.DURING, host, step):
             return Lost(f"the connection to {host.name} was lost while {unit.work.step} ran")
-        if units.runs(unit):
+        if unit.runs:
             self.clock.wait(seconds / 2)
-        if units.runs(unit):
+        if unit.runs:
             self.clock.wait(step.timeout)
             return Lost(f"{unit.work.step} on {host.name} has not ended after {step.timeout:.0f} s")
-        if self._cut_at(Moment.AFTER, host, step) or unit.cut:
+        if self._cut_at(Moment.AFTER, host, step) or unit.how != "exit":
             return Lost(f"the connection to {host.name} was lost before its answer came")
         return Done(unit.rc or 0, unit.output[-OUTPUT_LIMIT:], unit.errors[-OUTPUT_LIMIT:])
 
@@ -254,13 +254,15 @@ class SimWorld:
             host.powers_on = None
             pve_physics.power_on(self.fleet, host)
         for unit in filter(None, (host.step, *host.jobs.values())):
-            if units.runs(unit) and unit.ends is not None and unit.ends <= now:
+            if unit.runs and unit.ends is not None and unit.ends <= now:
                 self._end(host, unit)
 
     def _end(self, host: Host, unit: Unit) -> None:
         """Do to the truth what the unit's script does."""
         try:
-            said = self._physics[unit.work.layer].act(self.fleet, host, unit.work)
+            # a unit of a snapshot, of which nothing but its name was seen, ends and does nothing
+            layer = self._physics.get(unit.work.layer)
+            said = layer.act(self.fleet, host, unit.work) if layer is not None else pve_physics.Said(0)
         except kernel_physics.Hang as hang:
             unit.ends, unit.errors = None, str(hang)
             self.fleet.touch(host)
@@ -313,7 +315,7 @@ class SimWorld:
         """Let end, in a copy that is kept for the next command, the short steps that are at work."""
         twin = SimWorld(fleet, self._controller)
         for host in fleet.hosts.values():
-            if host.step is not None and units.runs(host.step) and host.step.ends is not None:
+            if host.step is not None and host.step.runs and host.step.ends is not None:
                 twin._end(host, host.step)
 
 
