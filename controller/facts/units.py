@@ -49,13 +49,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One run of a script: the step's id, the object it is for, and how it is or ended.
+    """One run of a script: the id of its step, the object it is for, and how it is or ended.
 
     ``rc`` is None while it runs and when its result is not known; 124 after a timeout, 128+n for a signal.
     ``began`` and ``ended`` are None when it has not, or when that was before the host's last boot.
     """
 
-    step: str
+    id: str
     object: str
     how: How
     rc: int | None = None
@@ -97,6 +97,11 @@ class UnitFacts:
     step: Unit | None = None
     step_number: int = 0
     jobs: tuple[Job, ...] = ()
+
+    @property
+    def running(self) -> Unit | None:
+        """The step that is at work now: no other can be begun beside it."""
+        return self.step if self.step is not None and self.step.running else None
 
     def job(self, name: str) -> Job | None:
         """The job of that name, if its directory is still on the host."""
@@ -163,7 +168,7 @@ _ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-_
 
 
 def last_lines(log: bytes, count: int = 20) -> tuple[str, ...]:
-    """The last lines of a log as people would see them: no escapes, no control characters, what \\r overwrote gone."""
+    r"""The last lines of a log as people would see them: no escapes, no control characters, what \r overwrote gone."""
     lines = []
     for raw in log.decode("utf-8", "replace").split("\n"):
         line = _ESCAPE.sub("", raw).rstrip("\r").rpartition("\r")[2].replace("\t", "    ").rstrip()

@@ -43,7 +43,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was started. ``reason``: stale | busy | lease | rights | read-only; ``message`` says by whom or what."""
+    """Nothing was started. ``message`` says by whom or what.
+
+    ``reason``: stale | busy | lease | rights | read-only | unreachable | unable (the host cannot run units: no systemd,
+    a full disk, state of a newer release; or the order did not wholly arrive).
+    """
 
     reason: str
     message: str

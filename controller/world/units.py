@@ -75,7 +75,8 @@ class Controller:
 def perform(transport: Transport, order: Order, controller: Controller, lease_seconds: int) -> Outcome:
     """Lay the step down on the host, start it, wait for its end; a job is only started.
 
-    Takes or renews the lease for ``lease_seconds`` after the step. ``Refused``: nothing was begun. ``Lost``: look again.
+    Takes or renews the lease, which then runs for ``lease_seconds`` from the step's end. ``Refused``: nothing was
+    begun. ``Lost``: look again. Raises ValueError for a step that cannot be ordered (see ``order_text``).
     """
     nonce = secrets.token_hex(8)
     text = order_text(order, controller, lease_seconds, nonce)
@@ -100,7 +101,7 @@ def release(transport: Transport, controller: Controller) -> None:
 
 
 def script_text(step: Step, generation: int, controller: Controller, lease_seconds: int) -> bytes:
-    """All that the unit's shell runs: variables, library, how a unit begins and ends, arguments, the action's script."""
+    """All that the unit's shell runs: variables, library, a unit's begin and end, arguments, the action's script."""
     directory = f"jobs/{step.job}" if step.job else f"steps/{generation}"
     variables = {
         "LC_ALL": "C",
@@ -122,6 +123,7 @@ def script_text(step: Step, generation: int, controller: Controller, lease_secon
         "set -u",
         LIBRARY,
         UNIT,
+        "set -e",
         shlex.join(["set", "--", *step.args]),
         step.script.text,
         "exit",
@@ -130,7 +132,10 @@ def script_text(step: Step, generation: int, controller: Controller, lease_secon
 
 
 def order_text(order: Order, controller: Controller, lease_seconds: int, nonce: str) -> bytes:
-    """The whole order as one file: the receiver with its arguments, the unit's script, its standard input."""
+    """The whole order as one file: the receiver with its arguments, the unit's script, its standard input.
+
+    Raises ValueError: a NUL byte in an argument, white space in an id, a job's name that systemd would not take.
+    """
     step = order.step
     for text in (*step.args, step.script.text):
         if "\0" in text:

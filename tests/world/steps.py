@@ -1,4 +1,4 @@
-"""Orders for hosts of a lab, past the SSH world: through lxc-attach, over connections that break when a test says so."""
+"""Orders for hosts of a lab, past the SSH world: over connections that break when a test says so."""
 
 from __future__ import annotations
 

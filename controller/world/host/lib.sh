@@ -1,6 +1,6 @@
 # What every action script has at hand; put before it when it is laid down on a host.
 # RECONCILE_STATE, RECONCILE_STEP_DIR, RECONCILE_STEP, RECONCILE_OBJECT and RECONCILE_GENERATION are set.
-# Names that begin with _ are this file's own.
+# Scripts run under `set -eu`. Names that begin with _ are this file's own.
 
 # stale MESSAGE: what the step was decided on is no longer so; nothing was done. Look again.
 stale() {
@@ -44,7 +44,7 @@ keep() {
 			sync "$_kept.part" "$_kept.marker" &&
 			mv -f "$_kept.part" "$_kept"
 	) || die "cannot keep a copy of $1"
-	set -- "$_kept_for"@*[0-9]
+	set -- "$_kept_for"@[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]-[0-9][0-9]
 	while [ $# -gt 10 ]; do
 		rm -f "$1" "$1.marker"
 		shift
@@ -106,8 +106,8 @@ with_pve_lock() {
 	exec 9>>"/run/lock/lxc/pve-config-$1.lock"
 	flock -w 10 9 || stale "the configuration of $1 has been locked by another for 10 s"
 	shift
-	_locked_rc=0
-	"$@" || _locked_rc=$?
+	"$@"
+	_locked_rc=$?
 	exec 9>&-
 	return "$_locked_rc"
 }

@@ -21,11 +21,12 @@ refuse() {
 	exit 0
 }
 
-# leave: whatever ended this, an order that was not begun says why, and leaves nothing.
+# leave: whatever ended this, it is told, and nothing of the order is left beside its unit.
 # shellcheck disable=SC2317  # a trap calls it
 leave() {
 	rm -rf "$order"
-	if [ -z "$answered" ]; then answer refused unable "cannot $doing"; fi
+	if [ -n "$answered" ]; then return; fi
+	if [ -n "$begun" ]; then answer lost "cannot $doing"; else answer refused unable "cannot $doing"; fi
 }
 
 # put FILE LINE...: in one rename, and on disk.
@@ -99,6 +100,8 @@ lay_down() {
 	tail -c "$stdin_size" "$order/order" >"$run/stdin.$unit"
 	rm "$order/order"
 	printf '%s %s %s\n' "$step" "$object" "$boot" >"$new/meta"
+	: >"$new/out"
+	: >"$new/err"
 	mkfifo "$new/ended"
 	[ -s "$state/schema" ] || put "$state/schema" 1
 	put "$run/lease" "$lease_id $((now + lease_seconds))" "$lease_name"
@@ -110,28 +113,32 @@ lay_down() {
 # start: returns when systemd has executed the unit's shell, or knows that it cannot.
 start() {
 	exec 7<>"$dir/ended"
-	started=0
+	started=0 begun=yes
 	timeout 60 systemd-run --quiet --no-ask-password --collect --unit="$unit" --description="reconcile: $step" \
 		--service-type=exec --property=RuntimeMaxSec="$limit" --property=TimeoutStopSec=10 \
 		--property=StandardOutput=null --property=ExecStopPost="/bin/sh $dir/script end" \
 		/bin/sh "$dir/script" run </dev/null >"$order/said" 2>&1 9>&- || started=$?
 	[ "$started" != 0 ] || return 0
 	said=$(head -c 1000 "$order/said" | tr '\n' ' ')
-	if [ "$started" = 124 ]; then
-		answer lost "systemd did not say within 60 s whether it started $unit"
+	# Out of its way before looking whether it has begun after all: a shell that finds no directory stops.
+	mv "$dir" "$new"
+	if [ -e "$new/began" ]; then
+		mv "$new" "$dir"
+		answer lost "systemd did not say whether it started $unit (rc $started): $said"
 		exit 0
 	fi
-	rm -rf "$dir" "$run/stdin.$unit"
+	rm -rf "$new" "$run/stdin.$unit"
 	case $said in
 	*"already loaded"* | *"already exists"*) refuse busy "$unit is there already" ;;
 	esac
 	refuse unable "systemd did not start $unit: $said"
 }
 
-# tidy: the directories of the last 20 generations, and of the last 20 jobs that ended.
+# tidy: leaves the directories of the steps of the last 20 generations, and of the last 20 jobs that ended.
 tidy() {
 	for old in "$state"/steps/*; do
 		number=${old##*/}
+		if [ "$number" = "$last" ] || [ ! -d "$old" ]; then continue; fi
 		if [ "$number" -gt "$generation" ] || [ "$number" -le "$((generation - 20))" ]; then rm -rf "$old"; fi
 	done
 	# The names are ours: no white space in them.
@@ -139,17 +146,23 @@ tidy() {
 	ls -1t "$state"/jobs/*/rc 2>/dev/null | tail -n +21 | while read -r old; do rm -rf "${old%/rc}"; done
 }
 
+# size FILE: how much of it is reported: its last 64 KiB at most.
+size() {
+	bytes=$(stat -c %s "$1")
+	if [ "$bytes" -gt 65536 ]; then bytes=65536; fi
+	printf '%s\n' "$bytes"
+}
+
 # report: the unit's last words, when it has ended.
 report() {
-	ended=$(timeout "$((limit + 60))" head -n 1 <&7) || ended=
+	ended=$(timeout "$((limit + 60))" head -n 1 <&7) || ended=''
 	if [ -z "$ended" ]; then
 		answer lost "$unit has not ended in its time"
 		return
 	fi
-	tail -c 65536 "$dir/out" >"$order/out" 2>/dev/null || :
-	tail -c 65536 "$dir/err" >"$order/err" 2>/dev/null || :
-	answer "done $ended $(stat -c %s "$order/out") $(stat -c %s "$order/err")"
-	cat "$order/out" "$order/err"
+	answer "done $ended $(size "$dir/out") $(size "$dir/err")"
+	tail -c 65536 "$dir/out"
+	tail -c 65536 "$dir/err"
 }
 
 main() {
@@ -158,8 +171,9 @@ main() {
 	unit=$1 job=$2 step=$3 object=$4 limit=$5
 	shift 5
 	order_generation=$1 order_boot=$2 lease_id=$3 lease_name=$4 lease_seconds=$5
-	answered='' doing="use $state"
+	answered='' begun='' doing="use $state"
 	trap leave EXIT
+	trap 'exit 1' HUP INT TERM PIPE
 	mkdir -p "$state/steps" "$state/jobs"
 	for tool in systemctl systemd-run flock; do
 		command -v "$tool" >/dev/null || refuse unable "there is no $tool on the host"
@@ -173,6 +187,7 @@ main() {
 	lay_down
 	doing="start $unit"
 	start
+	doing="tell how $unit ended"
 	tidy
 	exec 9>&-
 	if [ -n "$job" ]; then

@@ -3,8 +3,14 @@
 # about (ExecStopPost). The RECONCILE_* variables are set above.
 
 # begin: output into files, standard input from one that is gone as soon as it is open: it may hold secrets.
+# A start that systemd carried out only after a later step was laid down begins nothing.
 _begin() {
 	umask 022
+	read -r _ _last </var/lib/reconcile/generation
+	case $RECONCILE_UNIT:$_last in
+	reconcile-step:"$RECONCILE_GENERATION") ;;
+	reconcile-step:*) exit 75 ;;
+	esac
 	read -r _now _ </proc/uptime
 	printf '%s\n' "$_now" >"$RECONCILE_STEP_DIR/began"
 	case $RECONCILE_UNIT in
