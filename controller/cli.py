@@ -30,7 +30,6 @@ from controller.spec.ref import Ref
 from controller.spec.schema import schema as spec_schema
 from controller.world.fleet import SshWorld
 from controller.world.keys import NotPinned
-from controller.world.sim.snapshot import snapshot as snapshot_text
 from controller.world.transport import HostError
 
 OK, COULD_NOT, NOT_RIGHT = 0, 1, 2
@@ -102,11 +101,9 @@ def _prepare(shared: Common) -> None:
 class Ends(click.ClickException):
     """A command that ends early, with a message and an exit code."""
 
-    exit_code: int
-
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.exit_code = code  # type: ignore[misc]  # click reads it from the instance too
+        self.__dict__["exit_code"] = code  # click declares it for the class, and reads it from the instance
 
     def show(self, file: Any = None) -> None:
         """Print the message, and nothing else, on stderr."""

@@ -208,7 +208,10 @@ class LabStage(Stage):
         return f"{self.node(vmid)} {ticks.stdout.strip()}"
 
     def opens(self, vmid: int, path: str) -> str:
-        look = f"if [ -f {path} ]; then echo not a device; else exec 3<>{path}; fi 2>&1"
+        look = (
+            f"if [ ! -e {path} ]; then echo {path}: No such file; elif [ ! -c {path} ]; then echo not a device; "
+            f"else exec 3<>{path}; fi 2>&1"
+        )
         said = self.lab.run(self.node(vmid), ["lxc-attach", "-n", str(vmid), "--", "/bin/sh", "-c", look])
         text = (said.stdout + said.stderr).strip().splitlines()[-1:] or [""]
         return _answer(re.sub(r".*: ", "", text[0]))
