@@ -110,7 +110,10 @@ def test_a_lost_card_is_not_probed_again() -> None:
 def test_the_last_of_several_vfio_lines_counts() -> None:
     made, host = box('{pci: "4f:00.0", model: RTX A6000}, {pci: "17:00.0", model: RTX 3090}')
     kernel.write(
-        made, host, "/etc/modprobe.d/vfio.conf", "options vfio-pci ids=10de:2230\noptions vfio-pci ids=10de:2204,10de:1aef\n"
+        made,
+        host,
+        "/etc/modprobe.d/vfio.conf",
+        "options vfio-pci ids=10de:2230\noptions vfio-pci ids=10de:2204,10de:1aef\n",
     )
     kernel.load_module(made, host, "vfio-pci")
     assert host.functions["0000:17:00.0"].driver == "vfio-pci"

@@ -41,9 +41,9 @@ if [ -r "$version" ]; then
 fi
 
 while read -r major name; do
-	case $name in
-	nvidia*) printf 'major|%s|%s\n' "$name" "$major" ;;
-	Block*) break ;;
+	case $major:$name in
+	Block:*) break ;;
+	*:nvidia*) printf 'major|%s|%s\n' "$name" "$major" ;;
 	esac
 done <"$root/proc/devices"
 

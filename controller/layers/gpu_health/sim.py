@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from controller.facts.words import Section
 from controller.layers.shared import kernel_physics
-from controller.layers.shared.truth import Fleet, Function, Gpu, Host, Node
+from controller.layers.shared.truth import Fleet, Function, Gpu, Host, Module, Node
 
 _COMMUNICATE = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
@@ -46,18 +46,23 @@ def _module(host: Host) -> Iterator[str]:
     module = host.loaded.get("nvidia")
     if module is None:
         return
+    yield f"module|{module_line(host, module)}"
+    for address, function in sorted(host.functions.items()):
+        if function.driver == "nvidia" and function.gpu is not None:
+            for line in information(address, function.gpu):
+                yield f"gpu|{address}|{line}"
+
+
+def module_line(host: Host, module: Module) -> str:
+    """The first line of ``/proc/driver/nvidia/version`` (nv-procfs.c)."""
     if module.flavour == "open":
         kind = f"Open Kernel Module for {host.arch}  {module.version}  Release Build  (dvs-builder@U22-I3)"
     else:
         kind = f"{host.arch} Kernel Module  {module.version}"
-    yield f"module|NVRM version: NVIDIA UNIX {kind}  Tue Sep 23 09:55:41 UTC 2025"
-    for address, function in sorted(host.functions.items()):
-        if function.driver == "nvidia" and function.gpu is not None:
-            for line in _information(address, function.gpu):
-                yield f"gpu|{address}|{line}"
+    return f"NVRM version: NVIDIA UNIX {kind}  Tue Sep 23 09:55:41 UTC 2025"
 
 
-def _information(address: str, gpu: Gpu) -> Iterator[str]:
+def information(address: str, gpu: Gpu) -> Iterator[str]:
     """``/proc/driver/nvidia/gpus/ADDRESS/information`` (nv-procfs.c)."""
     yield f"Model: \t\t {gpu.model}"
     yield "IRQ:   \t\t 41"

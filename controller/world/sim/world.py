@@ -54,7 +54,11 @@ class SimClock:
 
     def wait(self, seconds: float) -> None:
         """Let time go by, and happen what is due in it."""
-        self._fleet.now += max(0.0, seconds)
+        self.wait_until(self._fleet.now + seconds)
+
+    def wait_until(self, when: float) -> None:
+        """Let time go by until then, and happen what is due in it."""
+        self._fleet.now = max(self._fleet.now, when)
         self._settle()
 
 
@@ -230,8 +234,8 @@ class SimWorld:
         self.clock.wait(seconds / 2)
         if self._cut_at(Moment.DURING, host, step):
             return Lost(f"the connection to {host.name} was lost while {unit.work.step} ran")
-        if unit.runs:
-            self.clock.wait(seconds / 2)
+        if unit.runs and unit.ends is not None:
+            self.clock.wait_until(unit.ends)
         if unit.runs:
             self.clock.wait(step.timeout)
             return Lost(f"{unit.work.step} on {host.name} has not ended after {step.timeout:.0f} s")
@@ -261,7 +265,7 @@ class SimWorld:
         """Do to the truth what the unit's script does."""
         try:
             # a unit of a snapshot, of which nothing but its name was seen, ends and does nothing
-            layer = self._physics.get(unit.work.layer)
+            layer = self._physics[unit.work.layer] if unit.work.layer else None
             said = layer.act(self.fleet, host, unit.work) if layer is not None else pve_physics.Said(0)
         except kernel_physics.Hang as hang:
             unit.ends, unit.errors = None, str(hang)

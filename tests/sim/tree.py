@@ -1,0 +1,131 @@
+"""A simulated host's truth as a tree of real files, so that the real probe's fragments can be run on it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from controller.layers.gpu_health.sim import information, module_line
+from controller.layers.shared import kernel_physics, pve_physics
+from controller.layers.shared.truth import Fleet, Host, Node
+
+
+def lay(fleet: Fleet, host: Host, root: Path) -> None:
+    """Make the files that the fragments read under ``root``. Needs root, for device nodes."""
+    _proc(fleet, host, root)
+    _pci(host, root)
+    _nvidia(host, root)
+    for path, node in host.dev.items():
+        _node(root, path, node)
+    (root / "dev").mkdir(exist_ok=True)
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    if host.cgroup2:
+        (root / "sys/fs/cgroup/cgroup.controllers").touch()
+    for path, file in host.files.items():
+        _file(root, path, file.text, file.mtime)
+    _pve(fleet, host, root)
+    _containers(host, root)
+
+
+def tools(fleet: Fleet, host: Host, folder: Path) -> None:
+    """The few programs that the fragments start, answering for this host."""
+    folder.mkdir()
+    infos = "".join(f"{vmid}) printf 'State: RUNNING\\nPID: {c.pid}\\n' ;;\n" for vmid, c in host.containers.items())
+    programs = {
+        "id": f"echo {host.uid}",
+        "uname": f"echo Linux {host.kernel} {host.arch}",
+        "lxc-info": f"case $2 in\n{infos}esac",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+def _file(root: Path, path: str, text: str, mtime: int = 0) -> None:
+    real = root / path.lstrip("/")
+    real.parent.mkdir(parents=True, exist_ok=True)
+    real.write_bytes(text.encode("utf-8", "surrogateescape"))
+    if mtime:
+        os.utime(real, (mtime, mtime))
+
+
+def _node(root: Path, path: str, node: Node) -> None:
+    real = root / path.lstrip("/")
+    real.parent.mkdir(parents=True, exist_ok=True)
+    real.parent.chmod(0o755)
+    if node.plain:
+        real.touch()
+    else:
+        os.mknod(real, stat.S_IFCHR, os.makedev(node.major, node.minor))
+    real.chmod(node.mode)
+
+
+def _proc(fleet: Fleet, host: Host, root: Path) -> None:
+    _file(root, "/proc/sys/kernel/hostname", f"{host.name}\n")
+    _file(root, "/proc/sys/kernel/random/boot_id", f"{host.boot_id}\n")
+    _file(root, "/proc/uptime", f"{fleet.uptime(host):.2f} 0.00\n")
+    _file(root, "/proc/stat", f"cpu 0 0\nbtime {int(host.booted)}\n")
+    devices = "".join(f"{major:3} {name}\n" for major, name in kernel_physics.proc_devices(host))
+    _file(root, "/proc/devices", f"Character devices:\n{devices}\nBlock devices:\n  7 loop\n195 nvidia-no\n")
+
+
+def _pci(host: Host, root: Path) -> None:
+    for address, function in host.functions.items():
+        base = f"/sys/bus/pci/devices/{address}"
+        _file(root, f"{base}/vendor", f"0x{function.vendor}\n")
+        _file(root, f"{base}/device", f"0x{function.device}\n")
+        _file(root, f"{base}/class", f"0x{function.pci_class}\n")
+        _file(root, f"{base}/driver_override", f"{function.override or '(null)'}\n")
+        _file(root, f"{base}/numa_node", f"{function.numa_node}\n")
+        _file(root, f"{base}/current_link_width", f"{function.link_width}\n")
+        _file(root, f"{base}/max_link_width", f"{function.link_width_max}\n")
+        here = root / base.lstrip("/")
+        if function.driver is not None:
+            driver = root / f"sys/bus/pci/drivers/{function.driver}"
+            driver.mkdir(parents=True, exist_ok=True)
+            (here / "driver").symlink_to(driver)
+        if function.iommu_group is not None:
+            group = root / f"sys/kernel/iommu_groups/{function.iommu_group}/devices"
+            group.mkdir(parents=True, exist_ok=True)
+            (group / address).symlink_to(here)
+            (here / "iommu_group").symlink_to(group.parent)
+
+
+def _nvidia(host: Host, root: Path) -> None:
+    module = host.loaded.get("nvidia")
+    if module is None:
+        return
+    _file(root, "/proc/driver/nvidia/version", f"{module_line(host, module)}\nGCC version:  gcc version 12.2.0\n")
+    for address, function in host.functions.items():
+        if function.driver == "nvidia" and function.gpu is not None:
+            text = "".join(f"{line}\n" for line in information(address, function.gpu))
+            _file(root, f"/proc/driver/nvidia/gpus/{address}/information", text)
+
+
+def _pve(fleet: Fleet, host: Host, root: Path) -> None:
+    cluster = fleet.cluster_of(host)
+    if cluster is None:
+        return
+    for node in cluster.nodes:
+        for kind in ("lxc", "qemu-server"):
+            (root / f"etc/pve/nodes/{node}/{kind}").mkdir(parents=True)
+    for path, file in pve_physics.tree(cluster, host.name).files.items():
+        _file(root, f"/etc/pve/{path}", file.text, file.mtime)
+    _file(root, "/etc/pve/.members", pve_physics.members(fleet, host))
+    _file(root, "/etc/pve/.vmlist", pve_physics.vmlist(fleet, host))
+    reserved = "".join(f"{a} {vmid} pid:{m.pid}\n" for vmid, m in host.machines.items() for a in m.functions)
+    if reserved:
+        _file(root, "/run/qemu-server/pci-id-reservations", reserved)
+
+
+def _containers(host: Host, root: Path) -> None:
+    sockets = ["Num       RefCount Protocol Flags    Type St Inode Path"]
+    for vmid, container in host.containers.items():
+        sockets.append(f"0000000000000000: 00000002 00000000 00010000 0001 01 4711 @/var/lib/lxc/{vmid}/command")
+        ticks = kernel_physics.ticks(host, container.started)
+        fields = " ".join("0" for _ in range(18))
+        _file(root, f"/proc/{container.pid}/stat", f"{container.pid} (systemd) S {fields} {ticks} 0 0\n")
+        for path, node in container.dev.items():
+            _node(root, f"/proc/{container.pid}/root{path}", node)
+    _file(root, "/proc/net/unix", "\n".join(sockets) + "\n")
