@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from controller.world.endpoint import Endpoint
 from controller.world.transport import Reason, Unreachable
 
+_REVOKED = " as revoked"
+
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
@@ -82,7 +84,7 @@ class KnownHosts:
         """Compare the key that a server showed with what is known of it."""
         for path in (self.path, *endpoint.known_hosts):
             if any(line.marker == "@revoked" and line.key == key for line in self._lines(path)):
-                return Shown(endpoint, key, (f"{key} as revoked",), path, trusted=False)
+                return Shown(endpoint, key, (f"{key}{_REVOKED}",), path, trusted=False)
         if endpoint.fingerprint:
             right = hmac.compare_digest(endpoint.fingerprint, key.fingerprint)
             return Shown(endpoint, key, (endpoint.fingerprint,), "host_key in its spec", right)
@@ -115,24 +117,27 @@ class KnownHosts:
     def pin(self, shown: Shown, *, replace: bool = False) -> None:
         """Pin a key that was shown, in the state directory; the file is replaced in one piece.
 
-        Raises NotPinned when another key is known for that server and ``replace`` is not given, when the spec's
-        ``host_key`` is another one, and for a revoked key.
+        Raises NotPinned when another key is known for that server and ``replace`` is not given, when what is known
+        is not what it was when the key was shown, when the spec's ``host_key`` is another one, and for a revoked key.
         """
-        if shown.trusted and shown.where == self.path:
-            return
-        if shown.endpoint.fingerprint and not shown.trusted:
-            raise NotPinned(f"the spec of {shown.endpoint.host} says host_key: {shown.endpoint.fingerprint}")
-        if any(known.endswith(" as revoked") for known in shown.known):
-            raise NotPinned(f"{shown.key} is revoked in {shown.where}")
-        if shown.changed and not replace:
-            raise NotPinned(f"{shown.where} says {', '.join(shown.known)}; --replace pins the new one instead")
-        folder = os.path.dirname(self.path)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         with open(f"{self.path}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            name = shown.endpoint.known_as
-            kept = [line.text for line in self._lines(self.path) if line.marker or not line.means(name)]
-            kept.append(f"{name} {shown.key.type} {base64.b64encode(shown.key.blob).decode()}")
+            now = self.judge(shown.endpoint, shown.key)
+            if now.trusted and now.where == self.path:
+                return
+            if now.known != shown.known:
+                raise NotPinned(f"{now.where} says {', '.join(now.known) or 'nothing'} now: look again")
+            if now.changed and now.endpoint.fingerprint:
+                raise NotPinned(f"the spec of {now.endpoint.host} says host_key: {now.endpoint.fingerprint}")
+            if any(known.endswith(_REVOKED) for known in now.known):
+                raise NotPinned(f"{now.key} is revoked in {now.where}")
+            if now.changed and not replace:
+                raise NotPinned(f"{now.where} says {', '.join(now.known)}; --replace pins the new one instead")
+            name = now.endpoint.known_as
+            lines = self._lines(self.path)
+            kept = [line.text for line in lines if line.marker or line.key is None or not line.means(name)]
+            kept.append(f"{name} {now.key.type} {base64.b64encode(now.key.blob).decode()}")
             _write(self.path, "".join(f"{line}\n" for line in kept))
 
     def _known(self, endpoint: Endpoint) -> tuple[tuple[HostKey, ...], str]:

@@ -70,7 +70,7 @@ class SshTransport:
         try:
             channel = self._connection.open_session(timeout=timeout)
         except paramiko.ChannelException as error:
-            raise Unreachable(Reason.NO_SHELL, f"{host} opens no session: {error}") from error
+            raise Unreachable(Reason.NO_SHELL, f"{host} opens no session: {error.text}") from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             self.close()  # it answers no more
             raise Unreachable(Reason.CONNECTION_LOST, f"{host} opens no session: {_text(error)}") from error
@@ -97,8 +97,9 @@ class SshTransport:
         try:
             return self._connection.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout)
         except paramiko.ChannelException as error:
-            # sshd says "Connection refused", "administratively prohibited" and so on in one text
-            raise _Passing(Reason.UNREACHABLE, f"{self.endpoint} cannot reach {address}:{port}: {error}") from error
+            raise _Passing(
+                Reason.UNREACHABLE, f"{self.endpoint} cannot reach {address}:{port}: {error.text}"
+            ) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             self.close()
             raise _Passing(Reason.CONNECTION_LOST, f"{self.endpoint} opens no tunnel: {_text(error)}") from error

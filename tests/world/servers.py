@@ -1,11 +1,10 @@
-"""Real SSH servers for tests: OpenSSH's sshd on loopback, and a TCP proxy that does to a connection what networks do."""
+"""Real SSH servers for tests: OpenSSH's sshd on loopback, and a TCP proxy that does what networks do."""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -80,6 +79,7 @@ class Sshd:
         config.write_text(
             "\n".join(
                 [
+                    *self.options,  # of what is said twice, the first counts
                     f"Port {self.port}",
                     "ListenAddress 0.0.0.0",
                     f"HostKey {self.host_key}",
@@ -92,7 +92,6 @@ class Sshd:
                     "PidFile none",
                     "LogLevel VERBOSE",
                     "MaxStartups 1000",
-                    *self.options,
                     "",
                 ]
             )
@@ -259,7 +258,3 @@ def agent(folder: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
-
-
-def home_of_root() -> str:
-    return pwd.getpwuid(os.geteuid()).pw_dir

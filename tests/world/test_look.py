@@ -98,7 +98,7 @@ def test_login_shells_of_any_kind(stopped_sshd, worlds, shell):
         pytest.skip(f"{shell} is not installed")
     stopped_sshd.users = [("operator", 12345, path)]
     stopped_sshd.start()
-    world = worlds({"one": {"user": "operator"}}, {"host.test": "id -u; printf \"it's\\n\""})
+    world = worlds({"one": {"user": "operator"}}, {"host.test": 'id -u; printf "it\'s\\n"'})
     assert sections(world)["host.test"].out == "12345\nit's\n"
 
 
@@ -195,7 +195,8 @@ def test_half_an_answer(sshd, worlds, tmp_path):
 def test_a_connection_cut_in_the_middle_of_an_answer(sshd, worlds):
     proxy = Proxy(sshd.port, cut_after=40_000)
     try:
-        world = worlds({"one": {"port": proxy.port}}, {"host.test": "i=0; while [ $i -lt 9000 ]; do echo 0123456789; i=$((i+1)); done"})
+        counted = "i=0; while [ $i -lt 9000 ]; do echo 0123456789; i=$((i+1)); done"
+        world = worlds({"one": {"port": proxy.port}}, {"host.test": counted})
         assert reason(world) == "cut-off"
         proxy.cut_after = None
         assert len(sections(world)["host.test"].out) == 99_000
@@ -346,7 +347,8 @@ def test_a_login_that_failed_is_not_tried_at_every_look(worlds):
 
 
 def test_the_controllers_own_machine(worlds, tmp_path):
-    world = worlds({"one": {"connection": "local", "user": None, "port": None, "identity_file": None}}, {"host.test": "echo $$"})
+    local = {"connection": "local", "user": None, "port": None, "identity_file": None}
+    world = worlds({"one": local}, {"host.test": "echo $$"})
     first = look(world)
     assert first.failure is None
     assert sections(world) is first.sections  # the same shell: its process is the same
