@@ -126,7 +126,7 @@ def _node_status(_: Parameters) -> dict[str, Any]:
 
 
 def _boot_info() -> dict[str, Any]:
-    """How the host booted: UEFI, secure boot off, unless a file in /run/lab-faults says ``legacy-bios`` or ``secure``."""
+    """How the host booted: UEFI without secure boot, unless the fault ``boot-info`` says otherwise."""
     text = fault("boot-info")
     return {"mode": "legacy-bios"} if text == "legacy-bios" else {"mode": "efi", "secureboot": int(text == "secure")}
 
@@ -264,8 +264,8 @@ def _cluster_status(_: Parameters) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if name:
         quorate = int(bool(path("/etc/pve/local").stat().st_mode & 0o200))
-        about = {"id": "cluster", "name": name[1], "nodes": len(there), "quorate": quorate, "type": "cluster", "version": 3}
-        found.append(about)
+        about = {"id": "cluster", "name": name[1], "nodes": len(there), "quorate": quorate, "version": 3}
+        found.append(about | {"type": "cluster"})
     for host, it in there.items():
         found.append(
             {
@@ -295,9 +295,8 @@ def _ha_resources(_: Parameters) -> list[dict[str, Any]]:
 
 def _ha_status(_: Parameters) -> list[dict[str, Any]]:
     quorate = int(bool(path("/etc/pve/local").stat().st_mode & 0o200))
-    found: list[dict[str, Any]] = [
-        {"id": "quorum", "node": node(), "quorate": quorate, "status": "OK" if quorate else "No quorum!", "type": "quorum"}
-    ]
+    about = {"id": "quorum", "node": node(), "quorate": quorate, "status": "OK" if quorate else "No quorum!"}
+    found: list[dict[str, Any]] = [about | {"type": "quorum"}]
     status = ha.manager_status()
     if master := status.get("master_node"):
         moment = time.strftime("%a %b %e %H:%M:%S %Y", time.localtime(status["timestamp"]))
@@ -320,9 +319,8 @@ def _mappings(parameters: Parameters) -> list[dict[str, Any]]:
             here = [fields for fields in map(vm.map_fields, section["map"]) if fields.get("node") == host]
             if not here:
                 checks.append({"message": f"No mapping for node {host}.", "severity": "warning"})
-            for fields in here:
-                if problem := vm.mapping_problem(fields):
-                    checks.append({"message": f"Invalid configuration: {problem}\n", "severity": "error"})
+            problems = [problem for fields in here if (problem := vm.mapping_problem(fields))]
+            checks += [{"message": f"Invalid configuration: {it}\n", "severity": "error"} for it in problems]
             entry["checks"] = checks
         found.append(entry)
     return found
@@ -333,7 +331,8 @@ def _storages(_: Parameters) -> list[dict[str, Any]]:
     found = []
     for name, it in sorted(storage.storages().items()):
         entry: dict[str, Any] = {"storage": name, "type": it.kind, "digest": digest, "content": ",".join(it.content)}
-        entry |= {key: int(value) if value.isdigit() else value for key, value in it.options.items() if key != "content"}
+        options = {key: value for key, value in it.options.items() if key != "content"}
+        entry |= {key: int(value) if value.isdigit() else value for key, value in options.items()}
         found.append(entry)
     return found
 

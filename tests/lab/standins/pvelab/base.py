@@ -28,7 +28,7 @@ def node() -> str:
     return os.environ.get("PVELAB_NODE") or socket.gethostname().split(".")[0]
 
 
-class Die(Exception):
+class Die(Exception):  # noqa: N818  # Perl's word
     """The end of a Perl program: a message on stderr and an exit code.
 
     Perl's ``die`` exits with errno where one was left over, else with 255: the code is no vocabulary,
@@ -150,17 +150,14 @@ def lock_file(name: str, timeout: float) -> Iterator[None]:
 
 
 def _wait_for_lock(fd: int, timeout: float) -> bool:
-    class Timeout(Exception):
-        pass
-
     def ring(*_: object) -> None:
-        raise Timeout
+        raise TimeoutError
 
     previous = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-    except Timeout:
+    except TimeoutError:
         return False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -197,13 +194,15 @@ def write_cfs(name: str, text: str) -> None:
     try:
         beside.write_bytes(text.encode("latin-1"))
     except OSError as error:
-        raise Die(f"unable to open file '/etc/pve/{name}.tmp.{os.getpid()}' - {error.strerror}", error.errno or 255) from None
+        message = f"unable to open file '/etc/pve/{name}.tmp.{os.getpid()}' - {error.strerror}"
+        raise Die(message, error.errno or 255) from None
     try:
-        os.rename(beside, target)
+        beside.rename(target)
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise Die(f"close (rename) atomic file '/etc/pve/{name}' failed: {error.strerror}", error.errno or 255) from None
+        message = f"close (rename) atomic file '/etc/pve/{name}' failed: {error.strerror}"
+        raise Die(message, error.errno or 255) from None
 
 
 def read_cfs(name: str) -> str | None:

@@ -35,8 +35,9 @@ from pvelab.schema import FormatError, parse_property_string
 
 # Changed at once on a running container; all else waits in [pve:pending] for its next start.
 _AT_ONCE = frozenset(
-    "description onboot startup protection hostname hookscript cores tags lock memory swap cpulimit cpuunits".split()
+    ("description", "onboot", "startup", "protection", "hostname", "hookscript", "cores", "tags", "lock")
 )
+_LIMITS = frozenset(("memory", "swap", "cpulimit", "cpuunits"))  # written into the control group, where it has them
 
 
 # The configuration file
@@ -131,9 +132,12 @@ def is_running(vmid: int) -> bool:
 
 def init_pid(vmid: int) -> int:
     """The process id of a container's init; 0 when it has none."""
-    done = subprocess.run(["lxc-info", "-n", str(vmid), "-p", "-H"], capture_output=True, text=True, check=False)
-    text = done.stdout.strip()
+    text = _output(["lxc-info", "-n", str(vmid), "-p", "-H"])
     return int(text) if text.isdigit() else 0
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 # LXC's configuration
@@ -145,7 +149,8 @@ def id_map(conf: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
     try:
         found = [(kind, int(inside), int(outside), int(length)) for kind, inside, outside, length in entries]
     except ValueError:
-        raise Die(f"failed to parse idmap: {' '.join(sum(entries, []))}") from None
+        values = ", ".join(" ".join(entry) for entry in entries)
+        raise Die(f"failed to parse idmap: {values}") from None
     if not found and conf.get("unprivileged"):
         found = [("u", 0, 100000, 65536), ("g", 0, 100000, 65536)]
     return found
@@ -348,11 +353,9 @@ def vm_start(vmid: int, conf: Conf, *, skip_lock: bool = False) -> None:
 def _comes_up(vmid: int, unit: str) -> bool:
     """Wait until the container runs (True) or its unit has ended (False). LXC's own end is always one of the two."""
     while True:
-        info = subprocess.run(["lxc-info", "-n", str(vmid), "-s", "-H"], capture_output=True, text=True, check=False)
-        if info.stdout.strip() == "RUNNING":
+        if _output(["lxc-info", "-n", str(vmid), "-s", "-H"]) == "RUNNING":
             return True
-        show = ["systemctl", "show", "--property=ActiveState", "--value", unit]
-        if subprocess.run(show, capture_output=True, text=True, check=False).stdout.strip() in ("failed", "inactive"):
+        if _output(["systemctl", "show", "--property=ActiveState", "--value", unit]) in ("failed", "inactive"):
             return False
         time.sleep(0.05)
 
@@ -404,7 +407,7 @@ def _wait_for_unit(vmid: int) -> None:
     """Wait until the unit has ended, hooks included: only then the volumes are free."""
     unit = f"pve-container@{vmid}"
     show = ["systemctl", "show", "--property=ActiveState", "--value", unit]
-    while subprocess.run(show, capture_output=True, text=True, check=False).stdout.strip() in ("active", "deactivating"):
+    while _output(show) in ("active", "deactivating"):
         time.sleep(0.05)
 
 
@@ -523,12 +526,12 @@ def _apply_to_running(conf: Conf, touched: set[str]) -> dict[str, str]:
     pending, problems = conf["pending"], {}
     deletions = set(pending_deletions(pending))
     for key in sorted(deletions & touched):
-        if key in _AT_ONCE:
+        if key in _AT_ONCE | _LIMITS - {"memory"}:
             conf.pop(key, None)
             deletions.discard(key)
     _keep_deletions(conf, deletions)
     for key in sorted(touched & set(pending) - {"delete"}):
-        if key in _AT_ONCE:
+        if key in _AT_ONCE | _LIMITS:
             conf[key] = pending.pop(key)
         elif re.fullmatch(r"net\d+", key) or (re.fullmatch(r"mp\d+", key) and key not in conf):
             problems[key] = f"unable to hotplug {key}: the lab does not play this"
@@ -559,7 +562,8 @@ def apply_pending(vmid: int, conf: Conf, selection: set[str] | None = None) -> N
 def _keep_as_unused(conf: Conf, key: str) -> None:
     """A volume that a container no longer mounts stays its own, under the first free ``unusedN``."""
     volume = ctconf.parse_volume(key, str(conf[key]))
-    if volume["type"] != "volume" or str(volume["volume"]) in [str(v) for k, v in conf.items() if k.startswith("unused")]:
+    unused = [value for name, value in conf.items() if name.startswith("unused")]
+    if volume["type"] != "volume" or volume["volume"] in unused:
         return
     free = next(f"unused{n}" for n in range(256) if f"unused{n}" not in conf)
     conf[free] = str(volume["volume"])

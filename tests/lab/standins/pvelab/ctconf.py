@@ -17,7 +17,10 @@ from pvelab.schema import Field, FormatError, Value, check_format, parse_boolean
 
 Conf = dict[str, Any]
 
-LOCKS = ("backup", "create", "destroyed", "disk", "fstrim", "migrate", "mounted", "rollback", "snapshot", "snapshot-delete")
+LOCKS = (
+    *("backup", "create", "destroyed", "disk", "fstrim", "migrate", "mounted", "rollback", "snapshot"),
+    "snapshot-delete",
+)
 
 _VOLUME = Field(default_key=True, format="pve-lxc-mp-string", optional=False)
 _MOUNT_OPTION = r"(discard|lazytime|noatime|nodev|noexec|nosuid)"
@@ -72,7 +75,10 @@ PROPERTIES: dict[str, Field] = {
     "template": Field("boolean"),
     "arch": Field(enum=("amd64", "i386", "arm64", "armhf", "riscv32", "riscv64")),
     "ostype": Field(
-        enum=tuple("debian devuan ubuntu centos fedora opensuse archlinux alpine gentoo nixos unmanaged".split())
+        enum=(
+            *("debian", "devuan", "ubuntu", "centos", "fedora", "opensuse", "archlinux", "alpine", "gentoo", "nixos"),
+            "unmanaged",
+        )
     ),
     "console": Field("boolean"),
     "tty": Field("integer", minimum=0, maximum=6),
@@ -113,12 +119,12 @@ _LXC_KEYS = frozenset(
     hook.post-stop hook.clone hook.destroy hook.version log.level log.file start.auto start.delay start.order group
     environment sysctl.fs.mqueue sysctl.kernel.msgmax sysctl.kernel.msgmnb sysctl.kernel.msgmni sysctl.kernel.sem
     sysctl.kernel.shmall sysctl.kernel.shmmax sysctl.kernel.shmmni sysctl.kernel.shm_rmid_forced
-    """.split()
+    """.split()  # noqa: SIM905  # a table
 )
 _LXC_PREFIXES = ("lxc.cgroup.", "lxc.cgroup2.", "lxc.prlimit.", "lxc.net.")
 _LXC_REFUSED = {
     "lxc.rootfs.path": "lxc.rootfs.path is auto generated from rootfs",
-    "lxc.rootfs.options": "lxc.rootfs.options is not supported, please use mount point options in the \"rootfs\" key",
+    "lxc.rootfs.options": 'lxc.rootfs.options is not supported, please use mount point options in the "rootfs" key',
 }
 _LXC_RENAMED = {
     "lxc.aa_profile": "lxc.apparmor.profile",

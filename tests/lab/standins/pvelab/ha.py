@@ -124,12 +124,18 @@ def round_on_this_node() -> None:
                 continue
             _steal(sid, where)
             where = node()
-        if where == node() and sid in moves and moves[sid] != node():
-            Migration(int(sid.partition(":")[2]), moves[sid], {"restart": 1}).run()
-            where = moves[sid]
+        state = "started" if wanted in ("started", "enabled") else "stopped"
         if where == node():
-            _bring_to(sid, wanted)
-        services[sid] = {"node": where, "state": "started" if wanted in ("started", "enabled") else "stopped"}
+            try:
+                if moves.get(sid, where) != where:
+                    Migration(int(sid.partition(":")[2]), moves[sid], {"restart": 1}).run()
+                    where = moves[sid]
+                else:
+                    _bring_to(sid, wanted)
+            except Die as error:
+                print(f"service {sid}: {error.message}", flush=True)
+                state = state if sid in moves else "error"
+        services[sid] = {"node": where, "state": state}
     _folder()
     write_resources(found)
     write_cfs("ha/crm_commands", "")

@@ -7,6 +7,7 @@ pre-start hook's own words are lost, as they are on a real host: LXC tells only 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 from pvelab import ct, ctconf, storage
 from pvelab.base import Die, check_quorum, path, warn
+from pvelab.schema import parse_property_string
 
 # What every container of a host sees of the kernel, because there is one kernel: on the lab's hosts it is played,
 # so it has to be shown to their containers as well.
@@ -55,6 +57,7 @@ def pre_start(vmid: int) -> None:
     conf = ct.load(vmid)
     if not skip_lock and conf.get("lock") != "mounted":
         ct.check_lock(conf)
+    _check_device_rules(vmid, conf)
     storage.activate(conf)
     for image in storage.images(conf):
         storage.map_image(image)
@@ -65,6 +68,28 @@ def pre_start(vmid: int) -> None:
     if hostname := conf.get("hostname"):
         (rootfs / "etc/hostname").write_text(f"{hostname}\n")
     _make_device_nodes(vmid, conf)
+
+
+def _check_device_rules(vmid: int, conf: ctconf.Conf) -> None:
+    """Refuse a device rule as LXC 6 does, which Proxmox VE 8 has; Debian's LXC 5 leaves a bad one out and goes on.
+
+    A rule is ``a``, ``TYPE MAJOR:MINOR ACCESS``, or the path of a node and ACCESS (lxc's cgfsng.c: what follows a full
+    "rwm" is not looked at, what follows "rw" has to end there).
+    """
+    for key, value in conf.get("lxc", []):
+        if re.fullmatch(r"lxc\.cgroup2\.devices\.(allow|deny)", key) and not _is_device_rule(value):
+            with path(f"/run/pve/ct-{vmid}.stderr").open("a") as log:
+                log.write(f'lxc-start: {vmid}: ../src/lxc/cgroups/cgfsng.c: Failed to parse device rule "{value}"\n')
+            raise Die(f"Failed to parse device rule {value}", 1)
+
+
+def _is_device_rule(rule: str) -> bool:
+    if rule == "a":
+        return True
+    access = r"(?:[rwm]{0,2}|[rwm]{3}.*)"
+    if match := re.fullmatch(rf"(/\S+)\s{access}", rule):
+        return path(match[1]).exists()
+    return re.fullmatch(rf"[abc]\s(?:\*|\d+):(?:\*|\d+)\s{access}", rule) is not None
 
 
 def _mount(volume: dict[str, Any], rootfs: Path) -> None:
@@ -110,20 +135,42 @@ def auto_dev(vmid: int) -> None:
             subprocess.run(["mount", "--bind", str(source), str(target)], check=True)
 
 
-def mount_kernel(vmid: int) -> None:
-    """Inside the container's mounts: show the host's played kernel, where the host has one."""
+def mount_kernel() -> None:
+    """Show the host's played kernel, where the host has one."""
     inside = Path(os.environ["LXC_ROOTFS_MOUNT"])
     played = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     for name in KERNEL:
         if not any(mount == name or mount.startswith(f"{name}/") for mount in played):
             continue
         target = inside / name.lstrip("/")
-        if name.startswith("/run/") and not target.exists():
-            target.mkdir(parents=True, exist_ok=True)
         if target.exists():
             subprocess.run(["mount", "--rbind", name, str(target)], check=True)
             if name.startswith("/sys/"):  # as all of sysfs is in a container
                 subprocess.run(["mount", "-o", "remount,bind,ro", str(target)], check=True)
+
+
+def mount(vmid: int) -> None:
+    """Inside the container's namespaces, before its init: what a real host does not have to do."""
+    mount_kernel()
+    set_addresses(vmid)
+
+
+def set_addresses(vmid: int) -> None:
+    """Bring the network cards up with their static addresses. Proxmox writes files for the system inside instead."""
+    here = path("/etc/pve/local").readlink().name  # the host name is the container's already
+    conf = ct.load(vmid, here)
+    for key in sorted(conf):
+        if re.fullmatch(r"net\d+", key):
+            net = parse_property_string(ctconf.NETWORK, conf[key])
+            card = str(net["name"])
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            subprocess.run(["ip", "link", "set", card, "down" if net.get("link_down") else "up"], check=True)
+            for address in (str(net.get("ip", "")), str(net.get("ip6", ""))):
+                if "/" in address:
+                    subprocess.run(["ip", "address", "replace", address, "dev", card], check=True)
+            for gateway in (net.get("gw"), net.get("gw6")):
+                if gateway:
+                    subprocess.run(["ip", "route", "replace", "default", "via", str(gateway), "dev", card], check=False)
 
 
 def post_stop(vmid: int) -> None:

@@ -67,7 +67,7 @@ class Migration:
             if self.online:
                 raise Die("lxc live migration is currently not implemented")
             if not self.restart:
-                raise Die("running container can only be migrated in restart mode at /usr/share/perl5/PVE/LXC/Migrate.pm")
+                raise Die("running container can only be migrated in restart mode")
             self.was_running = True
         for key, volume in ctconf.volumes(conf):
             if volume["type"] != "volume":
@@ -129,9 +129,7 @@ class Migration:
         try:
             source_file.rename(target_file)
         except OSError as error:
-            raise Die(
-                f"Failed to move config to node '{self.target}' - rename failed: {error.strerror}"
-            ) from None
+            raise Die(f"Failed to move config to node '{self.target}' - rename failed: {error.strerror}") from None
         self.moved = True
 
     def _copy(self, volume: str, goal: str) -> None:

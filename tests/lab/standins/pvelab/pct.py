@@ -16,8 +16,7 @@ from pvelab.schema import Field
 
 PROGRAM = "pct"
 
-USAGE = """ERROR: unknown command 'pct {name}'
-USAGE: pct <COMMAND> [ARGS] [OPTIONS]
+USAGE = """USAGE: pct <COMMAND> [ARGS] [OPTIONS]
 
        pct clone <vmid> <newid> [OPTIONS]
        pct create <vmid> <ostemplate> [OPTIONS]
@@ -55,14 +54,15 @@ USAGE: pct <COMMAND> [ARGS] [OPTIONS]
        pct mount <vmid>
        pct pull <vmid> <path> <destination> [OPTIONS]
        pct push <vmid> <file> <destination> [OPTIONS]
-       pct remote-migrate <vmid> [<target-vmid>] <target-endpoint> --target-bridge <string> --target-storage <string> [OPTIONS]
+       pct remote-migrate <vmid> [<target-vmid>] <target-endpoint> --target-bridge <string> \
+--target-storage <string> [OPTIONS]
        pct rescan  [OPTIONS]
        pct status <vmid> [OPTIONS]
        pct unlock <vmid>
        pct unmount <vmid>
 
        pct help [<extra-args>] [OPTIONS]
-"""
+"""  # noqa: W291  # so it is printed
 
 
 def run(arguments: list[str]) -> int:
@@ -71,9 +71,10 @@ def run(arguments: list[str]) -> int:
     command = COMMANDS.get(name)
     if command is not None:
         return call(PROGRAM, name, command, arguments[1:])
-    if f"pct {name} " in USAGE.partition("USAGE")[2]:
+    if f"       pct {name} " in USAGE:
         raise Die(f"the lab does not play 'pct {name}'")
-    raise Die(USAGE.format(name=name) if name else USAGE.partition("\n")[2].replace("USAGE:", "ERROR: no command specified\nUSAGE:"))
+    wrong = f"unknown command 'pct {name}'" if name else "no command specified"
+    raise Die(f"ERROR: {wrong}\n{USAGE}")
 
 
 # Looking
@@ -82,10 +83,9 @@ def run(arguments: list[str]) -> int:
 def _list(_: dict[str, Any]) -> None:
     found = [ct.status(vmid) for vmid in ct.ids()]
     if found:
-        row = "%-10s %-10s %-12s %-20s"
-        print(row % ("VMID", "Status", "Lock", "Name"))
+        print(f"{'VMID':<10} {'Status':<10} {'Lock':<12} {'Name':<20}")
         for it in found:
-            print(row % (it["vmid"], it["status"], it.get("lock", ""), it["name"]))
+            print(f"{it['vmid']:<10} {it['status']:<10} {it.get('lock', ''):<12} {it['name']:<20}")
 
 
 def _status(values: dict[str, Any]) -> None:

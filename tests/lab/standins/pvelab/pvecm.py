@@ -14,9 +14,7 @@ def run(arguments: list[str]) -> int:
         raise Die(f"the lab does not play 'pvecm {' '.join(arguments)}'")
     corosync = read_cfs("corosync.conf")
     if corosync is None:
-        raise Die(
-            "Error: Corosync config '/etc/pve/corosync.conf' does not exist - is this node part of a cluster?", 2
-        )
+        raise Die("Error: Corosync config '/etc/pve/corosync.conf' does not exist - is this node part of a cluster?", 2)
     if arguments == ["status"]:
         _status(corosync)
     _membership(columns=arguments == ["status"])

@@ -32,7 +32,8 @@ def run(arguments: list[str]) -> int:
     elif method == "create":
         value = api.create(where, parameters)
     elif method == "set":
-        value = _set(where, parameters)
+        _set(where, parameters)
+        value = None
     else:
         raise Die(f"the lab does not play 'pvesh {method}'")
     if value is not None and not quiet:
@@ -61,7 +62,8 @@ def _set(where: str, parameters: dict[str, str]) -> None:
         raise Die(f"No 'set' handler defined for '{where}'", 1)
     digest, delete = parameters.pop("digest", ""), split_list(parameters.pop("delete", ""))
     if unknown := [name for name in parameters if name not in PROPERTIES]:
-        raise Die(f"Unknown option: {unknown[0]}\n400 unable to parse option\npvesh set <api_path> [OPTIONS] [FORMAT_OPTIONS]", 2)
+        usage = "pvesh set <api_path> [OPTIONS] [FORMAT_OPTIONS]"
+        raise Die(f"Unknown option: {unknown[0]}\n400 unable to parse option\n{usage}", 2)
     ct.set_options(int(match[1]), dict(parameters), delete, [], digest)
 
 

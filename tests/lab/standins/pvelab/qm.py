@@ -24,10 +24,10 @@ def run(arguments: list[str]) -> int:
 def _list(_: dict[str, Any]) -> None:
     found = [vm.status(vmid) for vmid in vm.ids()]
     if found:
-        print("%10s %-20s %-10s %-10s %12s %-10s" % ("VMID", "NAME", "STATUS", "MEM(MB)", "BOOTDISK(GB)", "PID"))
+        print(f"{'VMID':>10} {'NAME':<20} {'STATUS':<10} {'MEM(MB)':<10} {'BOOTDISK(GB)':>12} {'PID':<10}")
         for it in found:
             memory, pid = it["maxmem"] >> 20, it.get("pid", 0)
-            print("%10s %-20s %-10s %-10s %12.2f %-10s" % (it["vmid"], it["name"], it["status"], memory, 0, pid))
+            print(f"{it['vmid']:>10} {it['name']:<20} {it['status']:<10} {memory:<10} {0:>12.2f} {pid:<10}")
 
 
 def _status(values: dict[str, Any]) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 from pvelab import storage
 from pvelab.base import Die, path
 
-_WITH_VALUE = ("p", "pool", "image", "format", "m", "n", "id", "name", "keyring", "conf", "c", "k", "auth_supported", "namespace")
+_WITH_VALUE = (
+    *("p", "pool", "image", "format", "m", "n", "id", "name", "keyring", "conf", "c", "k", "auth_supported"),
+    "namespace",
+)
 
 
 def run(arguments: list[str]) -> int:
@@ -64,7 +67,8 @@ def _image(options: dict[str, str], words: list[str]) -> str:
 def _list(pool: str, as_json: bool) -> None:
     _check_pool(pool)
     top = path(storage.RBD)
-    names = sorted(it.name for it in top.iterdir() if it.is_dir() and not it.name.startswith(".")) if top.is_dir() else []
+    folders = [it for it in top.iterdir() if it.is_dir()] if top.is_dir() else []
+    names = sorted(it.name for it in folders if not it.name.startswith("."))
     if as_json:
         _print(names)
     else:
@@ -89,7 +93,8 @@ def _show_mapped(as_json: bool) -> None:
 def _status(image: str, as_json: bool) -> None:
     found = storage.watchers(image)
     if as_json:
-        _print({"watchers": [{"address": f"{it.address}:0/{it.pid}", "client": it.client, "cookie": it.cookie} for it in found]})
+        shown = [{"address": f"{it.address}:0/{it.pid}", "client": it.client, "cookie": it.cookie} for it in found]
+        _print({"watchers": shown})
     elif found:
         print("Watchers:")
         for it in found:
@@ -103,7 +108,8 @@ def _info(image: str, as_json: bool) -> None:
     if as_json:
         _print({"name": image, "size": 200 << 30, "objects": 51200, "order": 22, "format": 2, "features": features})
     else:
-        print(f"rbd image '{image}':", "\tsize 200 GiB in 51200 objects", "\torder 22 (4 MiB objects)", "\tformat: 2", sep="\n")
+        print(f"rbd image '{image}':")
+        print("\tsize 200 GiB in 51200 objects", "\torder 22 (4 MiB objects)", "\tformat: 2", sep="\n")
         print(f"\tfeatures: {', '.join(features)}")
 
 

@@ -34,6 +34,7 @@ HOSTPCI = {
     "mdev": Field(pattern=r"[^/.:]+"),
     **{name: Field() for name in ("vendor-id", "device-id", "sub-vendor-id", "sub-device-id")},
 }
+_NUMBERS = ("cores", "sockets", "onboot", "template")  # ``memory`` is a text here, as the API has it
 RUN = "/run/qemu-server"
 DEVICES = "/sys/bus/pci/devices"
 
@@ -72,7 +73,7 @@ def parse(raw: str, vmid: int) -> Conf:
             try:
                 if re.fullmatch(r"hostpci\d+", key):
                     parse_property_string(HOSTPCI, value)
-                conf[key] = int(value) if value.isdigit() and key in ("cores", "sockets", "onboot", "template") else value
+                conf[key] = int(value) if key in _NUMBERS and value.isdigit() else value
             except FormatError as error:
                 warn(f"vm {vmid} - unable to parse value of '{key}' - {error}")
         else:
@@ -167,7 +168,8 @@ def pci_devices_all() -> list[str]:
 def pci_devices(prefix: str) -> list[str]:
     """The addresses below "4f:00" or "0000:4f:00.0"; the domain 0000 may be left out."""
     wanted = prefix if prefix.count(":") == 2 else f"0000:{prefix}"
-    return [name for name in pci_devices_all() if name == wanted or ("." not in wanted and name.startswith(f"{wanted}."))]
+    functions = () if "." in wanted else (f"{wanted}.",)
+    return [name for name in pci_devices_all() if name == wanted or name.startswith(functions)]
 
 
 def attribute(device: str, name: str) -> str:
@@ -269,6 +271,9 @@ def _choose_devices(conf: Mapping[str, Any], vmid: int) -> list[str]:
     for n in range(16):
         if f"hostpci{n}" not in conf:
             continue
+        options = parse_property_string(HOSTPCI, str(conf[f"hostpci{n}"]))
+        if options.get("pcie") and "q35" not in str(conf.get("machine", "")):
+            raise Die("q35 machine model is not enabled at /usr/share/perl5/PVE/QemuServer/PCI.pm line 539.")
         choices = _alternatives(str(conf[f"hostpci{n}"]))
         free = [choice for choice in choices if not any(_holder(device, vmid) or device in chosen for device in choice)]
         if len(choices) > 1 and not free:
@@ -360,7 +365,8 @@ def release(vmid: int) -> None:
 def _write_reservations(found: Mapping[str, tuple[int, str, int]]) -> None:
     file = path(f"{RUN}/pci-id-reservations")
     if found or file.exists():
-        file.write_text("".join(f"{device} {vmid} {kind}:{number}\n" for device, (vmid, kind, number) in sorted(found.items())))
+        entries = sorted(found.items())
+        file.write_text("".join(f"{device} {vmid} {kind}:{number}\n" for device, (vmid, kind, number) in entries))
 
 
 # What others are told
