@@ -219,7 +219,7 @@ def _once(shared: Common, work: session.Session, grants: Grants, yes: bool, time
                 work.clock,
                 teller,
                 timeout,
-                lambda step: narrowed.takes(step.object, step.layer),
+                narrowed.takes,
             ).run(work.eyes)
     except state.StateInUse as busy:
         raise Ends(str(busy), COULD_NOT) from None
@@ -401,7 +401,7 @@ def _remedy(drift: Drift, held: str, grants: Grants) -> str:
     match drift.remedy:
         case Block(_, message, needs):
             return f"blocked: {message}. To do: {needs}"
-        case Wait(what, message):
+        case Wait(what, message, _):
             return f"waits for a {what}: {message}"
         case Step() as step if held and not step.independent:
             return f"waits for {held}; then: {step.summary}"

@@ -83,10 +83,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A drift that is being put right elsewhere already: a job at work, a reboot under way."""
+    """A drift that is being put right already: a job at work, a reboot under way. It ends on one of ``hosts``."""
 
-    what: str  # job | reboot | step
+    what: str  # job | reboot
     message: str
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from controller.core.words import Drift, InSync, Layer, Skipped, Step, Unseen
 from controller.facts.words import FleetFacts
 from controller.run.eyes import Eyes
 from controller.spec.model import Specs
+from controller.spec.ref import Ref
 from controller.world.port import Done, Lost, Order, Outcome, Refused, World
 
 STALE = 75  # EX_TEMPFAIL of sysexits.h: a script found that the facts it was decided on no longer hold
@@ -86,8 +87,8 @@ class Report:
 class Pass:
     """A single pass over a fleet.
 
-    ``wanted`` narrows it to some steps. ``timeout`` in seconds ends waiting for what runs on hosts; no step is cut
-    off by it.
+    ``narrowed`` says of a layer of an object whether the pass may concern itself with it. ``timeout`` in seconds ends
+    waiting for what runs on hosts; no step is cut off by it.
     """
 
     world: World
@@ -97,7 +98,7 @@ class Pass:
     clock: Clock
     teller: Teller
     timeout: float
-    wanted: Callable[[Step], bool] = lambda step: True
+    narrowed: Callable[[Ref, str], bool] = lambda ref, layer: True
 
     def run(self, eyes: Eyes) -> Report:
         """Perform what may be done until nothing more can be done now. ``eyes`` has looked at every host before."""
@@ -109,16 +110,18 @@ class Pass:
             steps = batch(self._candidates(report), self.specs.fleet.limits, frozenset(busy))
             if steps:
                 self._perform(steps, eyes, report, performed)
-            elif busy and self._waits_for(report, busy):
+            else:
+                waits = self._waits(report, busy)
+                if not waits:
+                    return report
                 if self.clock.now() >= until:
                     report.timed_out = True
                     return report
-                self.teller.waiting("; ".join(busy.values()))
+                self.teller.waiting("; ".join(dict.fromkeys(waits.values())))
                 self.clock.wait(POLL)
-                eyes.look(busy)
-            else:
-                return report
+                eyes.look(waits)
             report.facts, report.upcoming = eyes.facts, self._next(eyes.facts)
+            self._take_failed_jobs(report)
 
     def _next(self, facts: FleetFacts) -> Next:
         return next_steps(self.layers, View(self.specs, facts))
@@ -127,12 +130,28 @@ class Pass:
         return [
             step
             for step in report.upcoming.ready
-            if step.id not in report.failed and self.wanted(step) and self.grants.may(step)
+            if step.id not in report.failed and self.narrowed(step.object, step.layer) and self.grants.may(step)
         ]
 
-    def _waits_for(self, report: Report, busy: dict[str, str]) -> bool:
-        """Whether a busy host keeps something back: a permitted step, a wait, or simply its own end."""
-        return bool(busy) and (bool(self._candidates(report)) or not report.upcoming.in_sync)
+    def _waits(self, report: Report, busy: dict[str, str]) -> dict[str, str]:
+        """What is waited for, by host: a step at work that keeps something back, a job, a reboot."""
+        waits = {} if report.upcoming.in_sync else dict(busy)
+        for judged, wait in report.upcoming.waiting:
+            if self.narrowed(judged.object, judged.layer):
+                waits.update(dict.fromkeys(wait.hosts, wait.message))
+        return waits
+
+    def _take_failed_jobs(self, report: Report) -> None:
+        """A job that this pass started and that has failed is not started again by it."""
+        for ended in [e for e in report.ended if e.step.job is not None and e.step.id not in report.failed]:
+            units = observe.units(report.facts[ended.step.hosts[0]])
+            job = units.job(ended.step.job) if units is not None and ended.step.job is not None else None
+            if job is not None and job.id == ended.step.id and job.state == "failed":
+                said = next((line for line in reversed(job.log) if line.strip()), f"exit {job.rc}")
+                failed = Ended(ended.step, Result.FAILED, f"the job has failed: {said.strip()[:300]}")
+                report.failed[ended.step.id] = failed.message
+                report.ended.append(failed)
+                self.teller.ended(failed)
 
     def _perform(self, steps: Sequence[Step], eyes: Eyes, report: Report, performed: dict[str, int]) -> None:
         before = report.upcoming
