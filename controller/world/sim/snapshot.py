@@ -221,20 +221,24 @@ def _container(host: truth.Host, running: Running) -> None:
     if running.generated is not None:
         text = withhold(running.generated)
         host.files[f"/var/lib/lxc/{running.id}/config"] = truth.File(text, mtime=int(host.booted))
-        container.rules = list(_rules(text.split("\n"), " = "))
+        container.rules = list(_rules(host, text.split("\n"), " = "))
     if isinstance(running.edited, tuple):
         lines = "".join(f"{line}\n" for line in (str(ticks), *running.edited))
         host.files[f"/run/reconcile/edited/{running.id}"] = truth.File(lines, 0o600)
-        container.rules = container.rules or list(_rules(running.edited, ": "))
+        container.rules = container.rules or list(_rules(host, running.edited, ": "))
     if running.restarted_for:
         why = f"{ticks} {running.restarted_for}\n"
         host.files[f"/run/reconcile/restarted/{running.id}"] = truth.File(why, 0o600)
 
 
-def _rules(lines: Sequence[str], between: str) -> Iterator[str]:
+def _rules(host: truth.Host, lines: Sequence[str], between: str) -> Iterator[str]:
+    """Device rules as they were resolved at the start, as far as the host's nodes tell it now."""
     for line in lines:
         key, found, value = line.partition(between)
         if found and key in ("lxc.cgroup2.devices.allow", "lxc.cgroup2.devices.deny"):
+            path, _, access = value.partition(" ")
+            node = host.dev.get(path)
+            value = f"c {node.major}:{node.minor} {access or 'rwm'}" if node is not None else value
             yield f"{key.rsplit('.', 1)[1]} {value}"
 
 
@@ -285,9 +289,11 @@ def _join(fleet: truth.Fleet, name: str, facts: FleetFacts) -> None:
     for node in cluster.nodes:
         host = fleet.hosts.get(node)
         if host is None:  # in no spec: nobody looked at it
-            host = fleet.hosts[node] = truth.Host(node, address=nodes[node].ip)
+            host = fleet.hosts[node] = truth.Host(node)
             fleet.unreachable.append(node)
         host.cluster, host.platform = name, "proxmox"
+        if node in nodes:
+            host.address = nodes[node].ip
         if nodes and host.name not in views:
             host.powered = any(m.online for view in views.values() for m in view.members if m.name == node)
             host.boot_id = fleet.draw_id(host) if host.powered else ""
