@@ -15,10 +15,12 @@ from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.shared.lxc_devices import (
     ALLOW,
     ALLOW_V1,
+    CONTROL_MINOR,
     DENY,
     DEV_KEY,
     DIRECTORIES,
     ENTRY,
+    MODESET_MINOR,
     NVIDIA_MAJOR,
     Dev,
     Mount,
@@ -149,8 +151,9 @@ class _Repairing:
             self._read(line)
         self.devs = [dev for dev in self.devs if dev.dev.node and dev.index == self.dev_indexes[f"dev{dev.number}"][-1]]
         raw_before = {line.mount.node for line in self.mounts}
-        self._nodes()
-        self._rules(raw_before)
+        lacking = {node for node in self._passed() if not self._is_allowed(node, self.rules)}
+        self._nodes(lacking)
+        self._rules(raw_before, lacking)
         text = edit(self.text, self.replace, self.delete, self.insert)
         return Repair(text, tuple(self.findings), tuple(self._remaining(text)), tuple(self.left))
 
@@ -175,11 +178,11 @@ class _Repairing:
 
     # Nodes
 
-    def _nodes(self) -> None:
+    def _nodes(self, lacking: set[str]) -> None:
         style = self._style()
         required = [*(f"nvidia{minor}" for minor in self.want.minors), *((CONTROL, UVM) if self.want.minors else ())]
         self._fix_targets()
-        self._drop_deny_write(required)
+        self._drop_deny_write({node for node in required if node in lacking})
         surplus_devs = [line for line in self.devs if self._is_unassigned(line.dev.node)]
         surplus_mounts = [line for line in self.mounts if self._is_unassigned(line.mount.node)]
         unassigned = sorted({line.dev.node for line in surplus_devs} | {line.mount.node for line in surplus_mounts})
@@ -195,13 +198,15 @@ class _Repairing:
         missing = [node for node in dict.fromkeys((*required, *converted)) if node not in have]
         self._tell_nodes([node for node in missing if node not in converted], unassigned, converted)
         if style is Passthrough.DEV:
-            self._pass_as_devs(missing, kept_devs, surplus_devs)
+            reused = self._pass_as_devs(missing, kept_devs, surplus_devs)
         else:
-            self._pass_as_mounts(missing, kept_mounts, surplus_mounts)
+            reused = self._pass_as_mounts(missing, kept_mounts, surplus_mounts)
         for line in surplus_devs:
-            if line.index not in self.replace:
+            if line.index not in reused:
                 self.delete.update(self.dev_indexes[f"dev{line.number}"])
-        self.delete.update(line.index for line in surplus_mounts if line.index not in self.replace)
+        self.delete.update(line.index for line in surplus_mounts if line.index not in reused)
+        for index in self.delete:
+            self.replace.pop(index, None)
         self.devs = [line for line in self.devs if line.index not in self.delete]
         self.mounts = [line for line in self.mounts if line.index not in self.delete]
 
@@ -226,13 +231,13 @@ class _Repairing:
             self.replace[line.index] = (ENTRY, _spelled(line.mount))
             self._find(Reason.WRONG_TARGET, f"/dev/{node} is mounted as {target or 'something else'}")
 
-    def _drop_deny_write(self, required: Sequence[str]) -> None:
+    def _drop_deny_write(self, nodes: set[str]) -> None:
+        """A card is no use without writing to it."""
         for line in self.devs:
-            if line.dev.node in required and line.dev.denies_writing:
-                options = tuple(o for o in line.dev.options if not o.startswith("deny-write="))
-                line.dev = Dev(line.dev.path, options)
-                self.replace[line.index] = (f"dev{line.number}", _spelled_dev(line.dev))
-                self._find(Reason.NO_RULE, f"dev{line.number} passes /dev/{line.dev.node} without the right to write")
+            if line.dev.node in nodes and line.dev.denies_writing:
+                line.dev = Dev(line.dev.path, _writable(line.dev))
+                value = _respelled_dev(self._value(line.index), line.dev.path)
+                self.replace[line.index] = (f"dev{line.number}", value)
 
     def _converted(self, style: Passthrough, required: Sequence[str]) -> list[str]:
         """The nodes to pass in the other style, when the spec names one; what is no device on the host cannot be."""
@@ -251,23 +256,26 @@ class _Repairing:
                 found.append(node)
         return found
 
-    def _pass_as_devs(self, missing: Sequence[str], kept: Sequence[_DevLine], surplus: Sequence[_DevLine]) -> None:
+    def _pass_as_devs(self, missing: Sequence[str], kept: Sequence[_DevLine], surplus: Sequence[_DevLine]) -> set[int]:
+        """Pass nodes as ``dev[n]``, in lines that pass other cards if there are any; those lines are returned."""
         waiting = parse(self.text).pending  # Proxmox puts these in the place of ours at the next start
         named = {*self.dev_indexes, *waiting.keys, *re.split(r"[,;\s]+", waiting.text("delete"))}
         taken = {int(match[1]) for key in named if (match := DEV_KEY.fullmatch(key))}
-        spare = iter(surplus)
+        spare, reused = iter(surplus), set[int]()
         siblings = [line.dev for line in (*kept, *surplus) if _is_core(line.dev.node)]
         for node in missing:
             old = next(spare, None) if card_minor(node) is not None else None
             if old is not None:
-                old.dev = Dev(f"/dev/{node}", old.dev.options)
+                reused.add(old.index)
+                old.dev = Dev(f"/dev/{node}", _writable(old.dev))
                 self.replace[old.index] = (f"dev{old.number}", _respelled_dev(self._value(old.index), old.dev.path))
                 continue
             number = next(n for n in range(256) if n not in taken)
             taken.add(number)
-            dev = Dev(f"/dev/{node}", siblings[0].options if siblings else self._mode(node))
+            dev = Dev(f"/dev/{node}", _writable(siblings[0]) if siblings else self._mode(node))
             self.devs.append(_DevLine(-1, number, dev))
             self.insert.append(Insert(f"dev{number}", _spelled_dev(dev)))
+        return reused
 
     def _mode(self, node: str) -> tuple[str, ...]:
         """The host's own mode of a node, as a bind mount would show it; Proxmox's default keeps all but root out."""
@@ -276,19 +284,22 @@ class _Repairing:
 
     def _pass_as_mounts(
         self, missing: Sequence[str], kept: Sequence[_MountLine], surplus: Sequence[_MountLine]
-    ) -> None:
-        spare = iter(surplus)
+    ) -> set[int]:
+        """Pass nodes as raw mounts, in lines that pass other cards if there are any; those lines are returned."""
+        spare, reused = iter(surplus), set[int]()
         like = next((line.mount.rest for line in (*kept, *surplus) if "create=dir" not in line.mount.rest), NEW_MOUNT)
         anchor = max((line.index for line in (*kept, *surplus[: len(missing)])), default=None)
         for node in missing:
             old = next(spare, None) if card_minor(node) is not None else None
             if old is not None:
+                reused.add(old.index)
                 old.mount = Mount(f"/dev/{node}", f"dev/{node}", old.mount.rest)
                 self.replace[old.index] = (ENTRY, _spelled(old.mount))
                 continue
             mount = Mount(f"/dev/{node}", f"dev/{node}", like)
             self.mounts.append(_MountLine(-1, mount))
             self.insert.append(Insert(ENTRY, _spelled(mount), anchor))
+        return reused
 
     def _value(self, index: int) -> str:
         return next(line.value for line in main_lines(self.text) if line.index == index)
@@ -310,7 +321,12 @@ class _Repairing:
 
     # Rules
 
-    def _rules(self, raw_before: set[str]) -> None:
+    def _passed(self) -> list[str]:
+        """The nodes that are passed, raw ones first, and that the host has."""
+        nodes = (*(line.mount.node for line in self.mounts), *(line.dev.node for line in self.devs))
+        return [node for node in dict.fromkeys(nodes) if self._needs_rule(node)]
+
+    def _rules(self, raw_before: set[str], lacking: set[str]) -> None:
         stale = self._stale(self.rules, raw_before)
         bad = [line for line in self.rules if line.rule.kind is RuleKind.BAD and self._is_nvidias(line.rule)]
         surplus = [line for line in self.rules if line not in bad and self._is_unwanted(line.rule)]
@@ -319,10 +335,8 @@ class _Repairing:
             dropped = [line for line in self.rules if line.rule.allow and self._is_nvidias(line.rule)]
         gone = [*stale, *bad, *surplus, *dropped]
         kept = [line for line in self.rules if line not in gone]
-        needs = [node for node in dict.fromkeys(line.mount.node for line in self.mounts) if self._needs_rule(node)]
-        lacking = [node for node in needs if node in raw_before and not self._is_allowed(node, self.rules)]
+        needs = self._passed()
         kept, refusing = self._without_refusals(kept, needs)
-        self._tell_rules(bad, surplus, stale, refusing, lacking)
         gone = [line for line in self.rules if line in gone or line in refusing]
         spare = list(gone)
         if not spare:  # cgroup v2 has no rules to replace: the lines that v1 had become v2's
@@ -334,18 +348,23 @@ class _Repairing:
                 continue
             old = next((line for line in spare if _is_for_fixed(line.rule) is not _has_dynamic_major(node)), None)
             value = self._rule_for(node, old, kept)
+            place = old.index if old is not None else anchor
+            new = _RuleLine(len(self.text) if place is None else place, ALLOW, value, read_rule(ALLOW, value))
+            if not self._is_allowed(node, [*kept, new]):
+                continue  # a rule that is not ours refuses it first; that is told below
             if old is not None:
                 spare.remove(old)
                 self.replace[old.index] = (ALLOW, value)
                 anchor = old.index
             else:
                 self.insert.append(Insert(ALLOW, value, anchor))
-            place = len(self.text) if anchor is None else anchor
-            kept.append(_RuleLine(place, ALLOW, value, read_rule(ALLOW, value)))
+            kept.append(new)
         self.delete.update(line.index for line in gone if line.index not in self.replace)
+        gained = [node for node in needs if node in lacking and self._is_allowed(node, kept)]
+        self._tell_rules(bad, surplus, stale, refusing, gained)
 
     def _needs_rule(self, node: str) -> bool:
-        """Whether a raw mount of this node needs a rule: the host has such a device."""
+        """Whether there is something to allow about this node: the host has such a device."""
         if not _is_core(node) and self.want.gpus.node(f"/dev/{node}") is None:
             return False
         return device_of(node, self.want.gpus) is not None
@@ -378,21 +397,17 @@ class _Repairing:
         return rule.type == "c" and rule.major in own
 
     def _stale(self, rules: Sequence[_RuleLine], raw_before: set[str]) -> list[_RuleLine]:
-        """Rules for a dynamic major that was NVIDIA's once, recognised by what stands beside them.
+        """Rules for a dynamic major that was NVIDIA's once, recognised by what else the config has.
 
-        A rule stands for a node that the config mounts. It is taken for NVIDIA's when the config mounts one of
-        NVIDIA's nodes with a dynamic major, or the rule stands in one block with a rule for NVIDIA's fixed one; when
-        every other device that the config may bring has a fixed major; and when no driver of this host has the major.
+        A rule stands for a node that is mounted. It is taken for NVIDIA's when the config mounts NVIDIA's nodes, no
+        driver of this host has the major, and every other device that the config may bring has a fixed one.
         """
-        if not raw_before:
+        if not (raw_before or self.mounts):
             return []
-        mounts_dynamic = any(_has_dynamic_major(node) for node in raw_before)
         owners = dict(self.want.drivers)
         stale: list[_RuleLine] = []
         for line in rules:
             if not (line.rule.allow and self._is_of_nobody_known(line.rule)):
-                continue
-            if not mounts_dynamic and not self._stands_with_nvidias(line, rules):
                 continue
             if line.rule.major in owners:
                 self._leave(f"`{line.value}`: the major is {owners[line.rule.major or 0]}'s on this host")
@@ -401,17 +416,6 @@ class _Repairing:
             else:
                 stale.append(line)
         return stale
-
-    def _stands_with_nvidias(self, line: _RuleLine, rules: Sequence[_RuleLine]) -> bool:
-        """Whether the rule is in an unbroken run of rules for NVIDIA's and for unknown majors that has both."""
-        by_index = {other.index: other.rule for other in rules}
-        for step in (-1, 1):
-            index = line.index + step
-            while index in by_index and self._is_of_nobody_known(by_index[index]):
-                index += step
-            if index in by_index and by_index[index].major == NVIDIA_MAJOR:
-                return True
-        return False
 
     def _is_of_nobody_known(self, rule: Rule) -> bool:
         return (
@@ -441,7 +445,7 @@ class _Repairing:
     def _rule_for(self, node: str, old: _RuleLine | None, kept: Sequence[_RuleLine]) -> str:
         """A rule by path where the rule that it replaces, or its neighbours, are; else by numbers."""
         neighbours = [line.rule for line in ([old] if old is not None else kept) if self._is_nvidias(line.rule)]
-        if any(rule.path for rule in neighbours):
+        if any(rule.path for rule in neighbours) and node not in DIRECTORIES:
             return f"/dev/{node} rwm"
         device = device_of(node, self.want.gpus)
         if device is None:
@@ -456,12 +460,11 @@ class _Repairing:
         surplus: Sequence[_RuleLine],
         stale: Sequence[_RuleLine],
         refusing: Sequence[_RuleLine],
-        lacking: Sequence[str],
+        gained: Sequence[str],
     ) -> None:
         if surplus:
             wide = _quoted(line.value for line in surplus)
             self._find(Reason.TOO_MANY_CARDS, f"{wide} lets it open cards that it is not to have")
-        dynamic = [node for node in lacking if _has_dynamic_major(node)]
         if stale:
             now = self.want.gpus.major(UVM)
             self._find(
@@ -470,10 +473,10 @@ class _Repairing:
             )
         if bad:
             self._find(Reason.BAD_RULE, f"LXC cannot read {_quoted(line.value for line in bad)} and does not start it")
-        unruled = [node for node in lacking if node not in dynamic or not stale]
+        unruled = [node for node in gained if not (stale and _has_dynamic_major(node))]
         if unruled:
             self._find(Reason.NO_RULE, f"no rule lets it open {_listed(unruled)}")
-        elif refusing and not lacking:
+        elif refusing and not gained:
             self._find(Reason.NO_RULE, f"{_quoted(line.value for line in refusing)} keeps it from opening what it has")
 
     # What cannot be put right here
@@ -482,20 +485,16 @@ class _Repairing:
         """Judge the new text by its rules alone, as LXC would."""
         lines = main_lines(text)
         rules = [_RuleLine(n.index, n.key, n.value, read_rule(n.key, n.value)) for n in lines if n.key in (ALLOW, DENY)]
-        here = [g.minor for g in self.want.gpus.gpus if not isinstance(g.minor, Later)]
-        strangers = [minor for minor in here if minor not in self.want.minors]
+        strangers = {gpu.minor for gpu in self.want.gpus.gpus if not isinstance(gpu.minor, Later)}
         if not self.want.alone:
-            strangers.append(SPARE_MINOR)
+            strangers |= {SPARE_MINOR, *(line.rule.minor for line in rules if line.rule.minor is not None)}
+        strangers -= {*self.want.minors, CONTROL_MINOR, MODESET_MINOR}
         if any(self._is_allowed(f"nvidia{minor}", rules) for minor in strangers):
             wide = [line.value for line in rules if line.rule.allow and line.rule.major is None and not line.rule.path]
             yield Finding(
                 Reason.ALLOWS_EVERYTHING, f"{_quoted(wide)} lets it open every device, so cards that it is not to have"
             )
-        refused = [
-            node
-            for node in dict.fromkeys(line.mount.node for line in self.mounts)
-            if self._needs_rule(node) and not self._is_allowed(node, rules)
-        ]
+        refused = [node for node in self._passed() if not self._is_allowed(node, rules)]
         if refused:
             deny = [line.value for line in rules if not line.rule.allow]
             yield Finding(Reason.DENIED, f"{_quoted(deny)} keeps it from opening {_listed(refused)}")
@@ -534,13 +533,18 @@ def _spelled(mount: Mount) -> str:
     return f"{mount.source} {mount.target} {mount.rest}"
 
 
+def _writable(dev: Dev) -> tuple[str, ...]:
+    """The options without ``deny-write``."""
+    return tuple(option for option in dev.options if not option.startswith("deny-write="))
+
+
 def _spelled_dev(dev: Dev) -> str:
     return ",".join((dev.path, *dev.options))
 
 
 def _respelled_dev(value: str, path: str) -> str:
-    """The value with another path, all else as it is spelled."""
-    parts = value.split(",")
+    """The value with another path, all else as it is spelled, and without ``deny-write``."""
+    parts = [part for part in value.split(",") if not part.startswith("deny-write=")]
     for position, part in enumerate(parts):
         if "=" not in part:
             parts[position] = path
