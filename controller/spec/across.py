@@ -311,7 +311,7 @@ class _Together:
                 f"cannot find a secret called {secret.secret}",
                 server.ref,
                 written(path),
-                allowed=", ".join(defined) or "none: Fleet.secrets defines no secret",
+                allowed=_some(defined) or "none: Fleet.secrets defines no secret",
                 nearest=guess,
                 todo=f"write {guess}, or " * bool(guess)
                 + f"add {secret.secret}: {{from_file: PATH}} (or from_env) under Fleet.secrets",
@@ -369,7 +369,7 @@ class _Together:
             f"cannot find a {word} called {name}",
             ref,
             written(path),
-            allowed=", ".join(names) or f"none: no spec defines a {word}",
+            allowed=_some(names) or f"none: no spec defines a {word}",
             nearest=guess,
             todo=f"write {guess}, or define {wanted}" if guess else f"define {wanted}, or correct the name",
             concerns=(ref,) if ref else concerns,
@@ -400,6 +400,12 @@ class _Together:
             also=also,
             concerns=(ref, *others),
         )
+
+
+def _some(names: Collection[str]) -> str:
+    """List names, the first ones if there are many."""
+    listed = ", ".join(list(names)[:12])
+    return listed if len(names) <= 12 else f"{listed}, … ({len(names)} in all)"
 
 
 def _devices(container: Container) -> tuple[str, ...]:

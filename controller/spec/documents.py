@@ -8,6 +8,7 @@ recurse or multiply. Anchors, aliases, merge keys and tags are refused: what doc
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
@@ -31,6 +32,9 @@ MAX_BYTES = 2**20
 """A spec file is written by hand; a bigger one is something else."""
 MAX_DEPTH = 32
 """The deepest field of a spec is at 6; the rest is for JSON in flags."""
+
+MAX_ERRORS = 200
+"""In how a file is written; with more of them it is something else."""
 
 # Control characters, halves of characters, and what turns the direction of text so that it reads as something else.
 _BAD_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -81,8 +85,9 @@ class FileText:
     """False when the reading broke off, so that there may be documents nobody has seen."""
 
 
+@lru_cache(maxsize=1024)  # most files are as they were the last time
 def read_documents(file: str, data: bytes) -> FileText:
-    """Read all documents of a file; the ones before a syntax error are there, too."""
+    """Read all documents of a file; the ones before a syntax error are there, too. They are not to be changed."""
     text, error = _decode(file, data)
     if error:
         return FileText((), (error,), whole=False)
@@ -188,6 +193,10 @@ class _Reader:
                 self._add(self._open.pop().node)
             case _:
                 pass
+        if len(self.errors) >= MAX_ERRORS:
+            says = f"cannot take this for a spec file: it has {MAX_ERRORS} errors in how it is written"
+            self.errors.append(SpecError(place, Code.UNREADABLE, says, todo="keep what is not a spec out of here"))
+            return False
         return True
 
     def _collection(self, event: Event, place: Place) -> Items | Entries | Hole:
