@@ -30,6 +30,7 @@ from controller.spec.ref import Ref
 from controller.spec.schema import schema as spec_schema
 from controller.world.fleet import SshWorld
 from controller.world.keys import NotPinned
+from controller.world.sim.snapshot import snapshot as snapshot_of
 from controller.world.transport import HostError
 
 OK, COULD_NOT, NOT_RIGHT = 0, 1, 2
@@ -125,9 +126,12 @@ def _load(shared: Common, code: int = NOT_RIGHT) -> Specs:
 def _open(shared: Common, specs: Specs) -> session.Session:
     try:
         narrowed = session.narrow(specs, shared.host, shared.object, shared.layer)
-        return session.open_session(specs, shared.fleet, state.directory(shared.state), narrowed)
+        work = session.open_session(specs, shared.fleet, state.directory(shared.state), narrowed)
     except session.Mistake as mistake:
         raise Ends(str(mistake), COULD_NOT) from None
+    for note in work.notes:
+        click.echo(note, err=True)
+    return work
 
 
 def _planned(work: session.Session) -> Plan:
@@ -421,10 +425,10 @@ def snapshot(shared: Common) -> None:
     try:
         work.look()
         missing = sorted(name for name, facts in work.eyes.facts.items() if facts.failure is not None)
-        click.echo(snapshot_text(work.eyes.facts, specs), nl=False)
+        click.echo(snapshot_of(work.eyes.facts, specs), nl=False)
         if missing:
             raise Ends(
-                f"these hosts could not be observed and are powered off in the snapshot: {', '.join(missing)}",
+                f"these hosts could not be observed and are out of reach in the snapshot too: {', '.join(missing)}",
                 COULD_NOT,
             )
     finally:

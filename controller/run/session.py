@@ -99,6 +99,11 @@ class Session:
     narrowed: Narrow
     hosts: tuple[str, ...] = field(default=())
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people have to know of the world before they read what it says."""
+        return self.world.notes if isinstance(self.world, SimWorld) else ()
+
     def look(self) -> Next:
         """Look at every host that matters, and work out what follows."""
         self.eyes.look(self.hosts)

@@ -57,7 +57,7 @@ def encode(value: Any) -> Any:
         for field in dataclasses.fields(value):
             held = getattr(value, field.name)
             if field.compare and held != _default(field):
-                kept[field.name] = encode(held)
+                kept[field.name] = f"0o{held:o}" if field.name == "mode" else encode(held)
         return kept
     if isinstance(value, Mapping):
         return {str(key): encode(held) for key, held in value.items()}
@@ -156,6 +156,8 @@ def load(text: str, name: str) -> Fleet:
         mark = error.problem_mark
         where = f"{mark.line + 1}:{mark.column + 1}" if mark is not None else "?"
         raise SimFileError(f"{name}:{where}: cannot read the YAML: {error.problem}") from None
+    if plain is None:
+        raise SimFileError(f"{name}: the file is empty")
     try:
         return from_plain(plain)
     except (SimFileError, Impossible) as error:

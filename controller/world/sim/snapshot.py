@@ -307,8 +307,9 @@ def _join(fleet: truth.Fleet, name: str, facts: FleetFacts) -> None:
             cluster.tree_of[node] = cluster.sides[node] = sides[online]
     away = len(sides)
     for node in cluster.nodes:
-        if node not in cluster.sides:
-            cluster.sides[node] = away
+        cluster.sides.setdefault(node, away)
+    if len(set(cluster.sides.values())) == 1:
+        cluster.sides = {}
 
 
 def _tree(fleet: truth.Fleet, views: Sequence[Cluster], facts: FleetFacts) -> truth.Tree:
