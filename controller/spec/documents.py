@@ -111,6 +111,13 @@ def read_documents(file: str, data: bytes) -> FileText:
     return FileText(tuple(reader.documents), tuple(reader.errors), whole=True)
 
 
+def unread(file: str, error: OSError) -> FileText:
+    """Say of a file that it is there and could not be read."""
+    found, todo = error.strerror or type(error).__name__, "make it readable for the user that the controller runs as"
+    said = SpecError(Place(file, 1), Code.UNREADABLE, "cannot read this file", found=found.lower(), todo=todo)
+    return FileText((), (said,), whole=False)
+
+
 def _decode(file: str, data: bytes) -> tuple[str, SpecError | None]:
     def unreadable(says: str, todo: str, line: int = 1, column: int = 1, found: str = "") -> tuple[str, SpecError]:
         return "", SpecError(Place(file, line, column), Code.UNREADABLE, says, found=found, todo=todo)

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from controller.spec.across import Known, Unseen, check_together
 from controller.spec.base import Model
-from controller.spec.documents import Entries, Hole, Items, Node, Scalar, read_documents, walk
+from controller.spec.documents import Entries, Hole, Items, Node, Scalar, read_documents, unread, walk
 from controller.spec.errors import Code, SpecError, in_order, render, shortened, written
 from controller.spec.literals import is_literal, is_literal_name, looks_like_secret, names_secret
 from controller.spec.model import Container, Fleet, Host, Kind, ModelServer, Object, Place, Specs
@@ -70,7 +70,7 @@ def is_spec_file(name: str) -> bool:
 
 
 def load(
-    texts: Mapping[str, bytes],
+    texts: Mapping[str, bytes | OSError],
     *,
     clusters: Mapping[str, str] | None = None,
     engine_flags: Mapping[tuple[str, str], Collection[str]] | None = None,
@@ -78,7 +78,7 @@ def load(
     """Read all spec files, by name.
 
     Args:
-        texts: what is in each file; those that hold no specs are left out.
+        texts: what is in each file, or why it could not be read; files that hold no specs are left out.
         clusters: of Proxmox hosts, the names of their clusters as far as they are known. Two hosts are taken for one
             cluster's unless both are known and differ.
         engine_flags: for (engine, version), the flags that it has; an engine that is not in it is not checked.
@@ -93,7 +93,7 @@ def load(
 
 
 def read(
-    texts: Mapping[str, bytes],
+    texts: Mapping[str, bytes | OSError],
     *,
     last_good: Mapping[str, bytes] | None = None,
     clusters: Mapping[str, str] | None = None,
@@ -153,7 +153,7 @@ class _Document:
 class _Attempt:
     """One look at all files: the objects without errors, and the errors."""
 
-    def __init__(self, texts: Mapping[str, bytes]) -> None:
+    def __init__(self, texts: Mapping[str, bytes | OSError]) -> None:
         self.errors: list[SpecError] = []
         self.failed: set[str] = set()
         self.nodes: dict[Ref, Entries] = {}
@@ -189,8 +189,8 @@ class _Attempt:
         node = self._fleet_node if ref is None else self.nodes[ref]
         return _find(node, path)[1] if node else Place("", 1)
 
-    def _documents(self, file: str, data: bytes) -> Iterator[_Document]:
-        text = read_documents(file, data)
+    def _documents(self, file: str, data: bytes | OSError) -> Iterator[_Document]:
+        text = unread(file, data) if isinstance(data, OSError) else read_documents(file, data)
         self.errors += text.errors
         if not text.whole:
             self.unparsed.add(file)

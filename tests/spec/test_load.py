@@ -283,6 +283,14 @@ def test_a_broken_file_is_read_as_it_was_and_frozen() -> None:
     assert not reading.all_frozen
 
 
+def test_a_file_that_cannot_be_read_is_frozen_too() -> None:
+    good = {"h.yaml": documents(host()), "c.yaml": documents(container())}
+    reading = read({**good, "c.yaml": PermissionError(13, "Permission denied")}, last_good=good)
+    assert [(str(e.place), e.found) for e in reading.errors] == [("c.yaml:1", "permission denied")]
+    assert (frozen(reading), reading.unparsed) == ({"Container/ct129"}, {"c.yaml"})
+    assert "ct129" in reading.specs.containers
+
+
 def test_without_a_memory_its_objects_are_not_taken_for_orphans() -> None:
     reading = read({"h.yaml": documents(host()), "c.yaml": documents(container(more="stat: x\n"))})
     assert [str(one.ref) for one in reading.specs] == ["Host/kpro5"]
