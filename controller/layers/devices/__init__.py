@@ -10,7 +10,7 @@ from controller.core.package import text
 from controller.core.view import View
 from controller.core.words import Block, Disruption, Drift, InSync, Layer, Skipped, Step, Verdict
 from controller.facts.words import FleetFacts, Known, Later
-from controller.layers.access.facts import AccessFacts
+from controller.layers.access.facts import AccessFacts, Cluster
 from controller.layers.devices.facts import Guest, GuestFacts, parse
 from controller.layers.devices.reasons import Reason
 from controller.layers.devices.repair import CONTROL, UVM, Finding, Want, repair
@@ -79,17 +79,26 @@ def check(view: View, container: Container) -> Verdict:
     if blocked is not None:
         return _blocked(*blocked, evidence)
     alone = all(function.pci in assignment.pcis for function in gpus.functions if function.is_gpu)
-    return _judged(container, guest, conf, Want(known, container.passthrough, alone, gpus, guests.drivers), evidence)
+    return _judged(
+        container, guest, conf, cluster, Want(known, container.passthrough, alone, gpus, guests.drivers), evidence
+    )
 
 
-def _judged(container: Container, guest: Guest, conf: PctConf, want: Want, evidence: Mapping[str, str]) -> Verdict:
+def _judged(
+    container: Container,
+    guest: Guest,
+    conf: PctConf,
+    cluster: Cluster | None,
+    want: Want,
+    evidence: Mapping[str, str],
+) -> Verdict:
     done = repair(guest.text, want)
     left = {"left alone": "; ".join(done.left)} if done.left else {}
     findings = [*done.findings, *done.remaining]
     if not findings:
         return InSync("; ".join(done.left))
     evidence = {**evidence, **{str(f.reason): f.message for f in findings[1:]}, **left}
-    stop = _editing_problem(container, conf) or _remaining_problem(done.remaining)
+    stop = _editing_problem(container, conf, cluster) or _remaining_problem(done.remaining)
     if stop is not None:
         return Drift(findings[0].reason, _about(container, findings[0]), Block(*stop), evidence)
     return Drift(
@@ -183,8 +192,14 @@ def _maker(node: str) -> str:
     return {CONTROL: "nvidia-modprobe -c255", "nvidia-modeset": "nvidia-modprobe -m"}.get(node, "nvidia-smi")
 
 
-def _editing_problem(container: Container, conf: PctConf) -> tuple[Reason, str, str] | None:
+def _editing_problem(container: Container, conf: PctConf, cluster: Cluster | None) -> tuple[Reason, str, str] | None:
     """Why the config cannot be edited now."""
+    if cluster is not None and not cluster.quorate:
+        return (
+            Reason.NO_QUORUM,
+            f"{container.host} is in no quorate part of its cluster, and nothing can be written there",
+            "bring the other nodes or the network between them back; look at `pvecm status`",
+        )
     if lock := conf.main.text("lock"):
         return (
             Reason.LOCKED,

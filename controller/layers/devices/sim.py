@@ -6,7 +6,7 @@ import hashlib
 
 from controller.facts.words import Section
 from controller.layers.shared import kernel_physics, probe_text, pve_physics
-from controller.layers.shared.truth import Fleet, Host, Work
+from controller.layers.shared.truth import Fleet, Host, Said, Work
 
 
 def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
@@ -29,7 +29,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     return Section(0, f"{out}==files\n{probe_text.files(wanted)}")
 
 
-def act(fleet: Fleet, host: Host, work: Work) -> pve_physics.Said:
+def act(fleet: Fleet, host: Host, work: Work) -> Said:
     """What ``edit-config.sh`` does to this host."""
     if work.action != "edit-config":
         raise ValueError(f"container.devices has no action {work.action}")
@@ -37,20 +37,20 @@ def act(fleet: Fleet, host: Host, work: Work) -> pve_physics.Said:
     path = f"/etc/pve/lxc/{vmid}.conf"
     before = pve_physics.read(fleet, host, path)
     if before is None:
-        return pve_physics.Said(75, err=f"CT {vmid} is not on this node\n")
+        return Said(75, err=f"CT {vmid} is not on this node\n")
     if hashlib.sha256(before.text.encode("utf-8", "surrogateescape")).hexdigest() != seen:
-        return pve_physics.Said(75, err=f"{path} has changed since it was read\n")
+        return Said(75, err=f"{path} has changed since it was read\n")
     _remember(fleet, host, int(vmid), device_lines)
     if work.stdin == before.text:
-        return pve_physics.Said(0)
+        return Said(0)
     if not pve_physics.is_quorate(fleet, host):
-        return pve_physics.Said(1, err=f"cannot write beside {path}\n")
+        return Said(1, err=f"cannot write beside {path}\n")
     kept = f"/var/lib/reconcile/kept/etc/pve/nodes/{host.name}/lxc/{vmid}.conf@{host.generation:010d}-0"
     failed = kernel_physics.write(fleet, host, kept, before.text, 0o600)
     if failed:
-        return pve_physics.Said(1, err=f"{failed}\ncannot keep a copy of {path}\n")
+        return Said(1, err=f"{failed}\ncannot keep a copy of {path}\n")
     failed = pve_physics.write(fleet, host, path, work.stdin)
-    return pve_physics.Said(1, err=f"cannot write beside {path}: {failed}\n") if failed else pve_physics.Said(0)
+    return Said(1, err=f"cannot write beside {path}: {failed}\n") if failed else Said(0)
 
 
 def _remember(fleet: Fleet, host: Host, vmid: int, device_lines: str) -> None:
