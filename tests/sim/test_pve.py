@@ -9,7 +9,7 @@ import pytest
 
 from controller.layers.shared import kernel_physics as kernel
 from controller.layers.shared import pve_physics as pve
-from controller.layers.shared.truth import Fleet, Host, Node
+from controller.layers.shared.truth import Fleet, Host, Node, Said
 from tests.sim.fleets import box, demo, fleet, two_a6000
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "samples" / "proxmox"
@@ -38,7 +38,7 @@ def test_dev_lines_are_resolved_at_the_start() -> None:
 def test_a_missing_device_is_a_hard_failure() -> None:
     made, host = two_a6000()
     conf(made, host, "dev0: /dev/nvidia7\n")
-    assert pve.pct_start(made, host, 129) == pve.Said(255, err="Device /dev/nvidia7 does not exist\n")
+    assert pve.pct_start(made, host, 129) == Said(255, err="Device /dev/nvidia7 does not exist\n")
     host.dev["/dev/nvidia7"] = Node(plain=True, mode=0)
     assert pve.pct_start(made, host, 129).err == "/dev/nvidia7 is not a device\n"
     assert host.containers == {}

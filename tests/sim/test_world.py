@@ -10,7 +10,7 @@ from controller.core.words import Drift
 from controller.facts.words import Known, Unknown
 from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.shared import pve_physics as pve
-from controller.layers.shared.truth import Fleet, Host, Impossible
+from controller.layers.shared.truth import Fleet, Host, Impossible, Said
 from controller.run.once import Result
 from controller.spec.ref import Ref
 from controller.world.port import Done, Look, Lost, Order, Refused
@@ -34,7 +34,7 @@ def starts(monkeypatch: pytest.MonkeyPatch, made: Fleet) -> list[int]:
     started: list[int] = []
     real = pve.pct_start
 
-    def counted(fleet: Fleet, host: Host, vmid: int) -> pve.Said:
+    def counted(fleet: Fleet, host: Host, vmid: int) -> Said:
         said = real(fleet, host, vmid)
         if said.rc == 0 and fleet is made:
             started.append(vmid)

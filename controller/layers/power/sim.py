@@ -9,7 +9,7 @@ from controller.core.words import Step
 from controller.facts.words import Section
 from controller.layers.power.facts import TICKS
 from controller.layers.shared import kernel_physics, probe_text, pve_physics
-from controller.layers.shared.truth import Fleet, Host, Node, RunningContainer, Work
+from controller.layers.shared.truth import Fleet, Host, Node, RunningContainer, Said, Work
 
 
 def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
@@ -55,7 +55,7 @@ def takes(step: Step) -> float:
     return {"start": 3.0, "stop": 5.0, "restart": 8.0}[step.args[0]]
 
 
-def act(fleet: Fleet, host: Host, work: Work) -> pve_physics.Said:
+def act(fleet: Fleet, host: Host, work: Work) -> Said:
     """What ``power.sh`` does to this host."""
     action, number, seen, since, why = work.args
     vmid, path = int(number), f"/etc/pve/lxc/{number}.conf"
@@ -72,26 +72,26 @@ def act(fleet: Fleet, host: Host, work: Work) -> pve_physics.Said:
     started = kernel_physics.ticks(host, container.started) if container is not None else 0
     if action != "start" and str(started) != since:
         return _stale(f"CT {vmid} has been stopped or started since it was seen")
-    said = pve_physics.Said(0)
+    said = Said(0)
     if action in ("stop", "restart"):
         said = pve_physics.pct_stop(fleet, host, vmid)
         if vmid in host.containers:
-            return pve_physics.Said(1, err=f"{said.err}CT {vmid} still runs after pct shutdown (exit {said.rc})\n")
-    return _start(fleet, host, vmid, why) if action in ("start", "restart") else pve_physics.Said(0)
+            return Said(1, err=f"{said.err}CT {vmid} still runs after pct shutdown (exit {said.rc})\n")
+    return _start(fleet, host, vmid, why) if action in ("start", "restart") else Said(0)
 
 
-def _start(fleet: Fleet, host: Host, vmid: int, why: str) -> pve_physics.Said:
+def _start(fleet: Fleet, host: Host, vmid: int, why: str) -> Said:
     for note in ("edited", "restarted"):
         host.files.pop(f"/run/reconcile/{note}/{vmid}", None)
     said = pve_physics.pct_start(fleet, host, vmid)
     container = host.containers.get(vmid)
     if container is None:
         tells = f"CT {vmid} does not run after pct start (exit {said.rc}); pct start {vmid} --debug says more\n"
-        return pve_physics.Said(1, err=said.err + tells)
+        return Said(1, err=said.err + tells)
     record = f"{kernel_physics.ticks(host, container.started)} {why}\n"
     kernel_physics.write(fleet, host, f"/run/reconcile/restarted/{vmid}", record, 0o600)
-    return pve_physics.Said(0)
+    return Said(0)
 
 
-def _stale(message: str) -> pve_physics.Said:
-    return pve_physics.Said(75, err=f"{message}\n")
+def _stale(message: str) -> Said:
+    return Said(75, err=f"{message}\n")

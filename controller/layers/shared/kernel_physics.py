@@ -271,7 +271,7 @@ def power_off(fleet: Fleet, host: Host) -> None:
     host.new_ids.clear()
     host.lease = None
     host.smi_hung_since, host.smi_says = None, ""
-    for path in [path for path in host.files if path.startswith("/run/")]:
+    for path in [path for path in host.files if path.startswith(("/run/", "/proc/", "/sys/"))]:
         del host.files[path]
     for function in host.functions.values():
         _release(function)

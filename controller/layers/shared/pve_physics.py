@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from controller.layers.shared import kernel_physics
-from controller.layers.shared.truth import Cluster, File, Fleet, Host, Node, RunningContainer, RunningMachine, Tree
+from controller.layers.shared.truth import (
+    Cluster,
+    File,
+    Fleet,
+    Host,
+    Node,
+    RunningContainer,
+    RunningMachine,
+    Said,
+    Tree,
+)
 
 MAX_FILE_SIZE = 1024 * 1024  # memdb.h: MEMDB_MAX_FILE_SIZE
 _GUEST_CONFIG = re.compile(r"nodes/([^/]+)/(lxc|qemu-server)/(\d+)\.conf")
 _OWN = ("lxc", "qemu-server", "local")
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a command printed and its exit code."""
-
-    rc: int
-    out: str = ""
-    err: str = ""
 
 
 # --- the cluster file system -----------------------------------------------------------------------------------------

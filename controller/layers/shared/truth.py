@@ -183,7 +183,7 @@ class Host:
     functions: dict[str, Function] = field(default_factory=dict)  # by address, with domain
     new_ids: list[str] = field(default_factory=list)  # vendor:device that vfio-pci accepts besides its options
     dev: dict[str, Node] = field(default_factory=dict)
-    files: dict[str, File] = field(default_factory=dict)  # all but /etc/pve, /dev, /proc and /sys
+    files: dict[str, File] = field(default_factory=dict)  # all but /etc/pve, /dev and what else is played here
     directories: list[str] = field(default_factory=list)  # those that no file implies
     userspace: str = ""  # version of NVIDIA's libraries and nvidia-smi, empty: not installed
     persistenced: bool = False  # nvidia-persistenced makes the device nodes at boot
@@ -266,6 +266,15 @@ class Fleet:
     def uptime(self, host: Host) -> float:
         """Seconds since the host booted."""
         return max(0.0, self.now - host.booted)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command or a script printed, and its exit code."""
+
+    rc: int
+    out: str = ""
+    err: str = ""
 
 
 class Impossible(ValueError):  # noqa: N818 - it is named for what the truth would be
@@ -351,5 +360,3 @@ def _impossible_clusters(fleet: Fleet) -> Iterator[str]:
     for host in fleet.hosts.values():
         if host.cluster is not None and host.name not in fleet.clusters[host.cluster].nodes:
             yield f"{host.name} is in no cluster {host.cluster}"
-
-

@@ -17,7 +17,7 @@ from controller.core.words import Step
 from controller.facts.words import Observation, Section, Unknown
 from controller.layers.order import ORDER
 from controller.layers.shared import kernel_physics, pve_physics
-from controller.layers.shared.truth import Fleet, Host, Impossible, Unit, refuse_impossible
+from controller.layers.shared.truth import Fleet, Host, Impossible, Said, Unit, refuse_impossible
 from controller.world.port import Done, Look, Lost, Order, Outcome, Refused
 from controller.world.sim import events, store, units
 from controller.world.sim.faults import ANSWERS, Fault, Killed, Moment, Name
@@ -266,7 +266,7 @@ class SimWorld:
         try:
             # a unit of a snapshot, of which nothing but its name was seen, ends and does nothing
             layer = self._physics[unit.work.layer] if unit.work.layer else None
-            said = layer.act(self.fleet, host, unit.work) if layer is not None else pve_physics.Said(0)
+            said = layer.act(self.fleet, host, unit.work) if layer is not None else Said(0)
         except kernel_physics.Hang as hang:
             unit.ends, unit.errors = None, str(hang)
             self.fleet.touch(host)
