@@ -50,10 +50,10 @@ look() {
 	printf '%s end\n' "$nonce"
 }
 
-# enter: makes ready for looks. False, with pid and age of what is `stuck`, while an earlier look still hangs on this
-# host, so that there is never a pile of them.
+# enter: makes ready for looks, and asks what cannot change while this shell lives (uid, kernel). False, with pid and
+# age of what is `stuck`, while an earlier look still hangs on this host, so that there is never a pile of them.
 enter() {
-	entered=1 myself='' at_work=/dev/null scratch=/dev/null
+	entered=1 myself='' at_work=/dev/null scratch=/dev/null uid=$(id -u) kernel=$(uname -srm)
 	[ -d "$run_dir" ] || mkdir -p "$run_dir" 2>/dev/null
 	[ -w "$run_dir" ] || return 0
 	for file in "$run_dir"/look.*; do
@@ -76,10 +76,10 @@ hangs() {
 	for _ in 1 2 3; do
 		[ -s "$1" ] || return 1
 		read -r started begun token <"$1"
-		[ "$(process_start "$2")" = "$started" ] || return 1
 		read -r now _ </proc/uptime
 		age=$((${now%.*} - begun))
 		if [ "$token" != "${nonce%-*}" ] && [ "$age" -le 30 ]; then return 1; fi
+		[ "$(process_start "$2")" = "$started" ] || return 1
 		if [ "$age" -gt 1 ]; then return 0; fi
 		sleep 1
 	done

@@ -61,6 +61,7 @@ class Sshd:
         self.options: list[str] = []
         self.users: list[tuple[str, int, str]] = []  # name, uid, shell
         self.sudoers = ""
+        self.mounts: list[str] = []  # commands that make the machine, as its sessions see it, another one
         self.log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -116,6 +117,7 @@ class Sshd:
             "mkdir -p /run/sshd",
             f"mount --bind {passwd} /etc/passwd",
             f"mount --bind {shadow} /etc/shadow",
+            *self.mounts,
         ]
         if self.sudoers:
             sudoers = self.folder / "sudoers"

@@ -48,7 +48,7 @@ while read -r major name; do
 done <"$root/proc/devices"
 
 set -- "$root"/dev/nvidia* "$root"/dev/nvidia-caps/*
-stat -c 'node|%n|%F|%t|%T|%a' -- "$@" 2>/dev/null
+if [ -e "$1" ] || [ -L "$1" ]; then stat -c 'node|%n|%F|%t|%T|%a' -- "$@" 2>/dev/null; fi
 
 if [ -r "$version" ]; then
 	if command -v nvidia-smi >/dev/null 2>&1; then

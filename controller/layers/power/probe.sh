@@ -5,11 +5,14 @@ root=${root-}
 sockets=$(grep -o '@/var/lib/lxc/[0-9]*/command$' "$root/proc/net/unix")
 [ $? -le 1 ] || return 1
 
-booted=0
-while read -r key value _; do
-	if [ "$key" = btime ]; then booted=$value; fi
-done <"$root/proc/stat"
+# When the host was booted, in seconds of the clock; it is asked only when something runs.
+boot_time() {
+	while read -r key value _; do
+		if [ "$key" = btime ]; then booted=$value; fi
+	done <"$root/proc/stat"
+}
 
+booted=0
 configs='' nodes=''
 for id in $guests; do
 	case "$nl$sockets$nl" in
@@ -28,6 +31,7 @@ for id in $guests; do
 		printf 'between|%s\n' "$id"
 		continue
 	fi
+	[ "$booted" != 0 ] || boot_time
 	# shellcheck disable=SC2086 # the fields after the process's name, of which the 20th is its start in clock ticks
 	set -- ${stat##*) }
 	printf 'running|%s|%s|%s\n' "$id" "$pid" "${20}"
