@@ -10,7 +10,7 @@ from typing import Any
 
 from pvelab import ct, ctconf, ha, remote
 from pvelab.arguments import BOOLEAN, SNAPSHOT, VMID, Command, call
-from pvelab.base import Die, check_quorum, members, node, parameter_error, split_list, warn
+from pvelab.base import Die, check_quorum, node, parameter_error, split_list
 from pvelab.migrate import Migration
 from pvelab.schema import Field
 
@@ -258,8 +258,6 @@ def _migrate(values: dict[str, Any]) -> None:
         raise parameter_error(usage, {"target": "target is local node."})
     check_quorum()
     remote.address(target)  # dies when there is no such node
-    if not members()[target].get("online"):
-        warn(f"node '{target}' is not online")
     ct.load(vmid)
     if ct.is_running(vmid) and not values.get("online") and not values.get("restart"):
         raise Die("can't migrate running container without --online or --restart")
