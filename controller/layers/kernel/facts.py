@@ -82,7 +82,9 @@ def version_of(release: str) -> tuple[int, ...]:
 
 def keeps_off(module: str, texts: Iterable[str]) -> bool:
     """Whether these modprobe.d texts keep a module from being loaded for a device (modprobe.d(5))."""
-    line = re.compile(rf"[ \t]*(?:blacklist[ \t]+{module}|install[ \t]+{module}[ \t]+(?:/usr)?/bin/(?:false|true))[ \t]*")
+    line = re.compile(
+        rf"[ \t]*(?:blacklist[ \t]+{module}|install[ \t]+{module}[ \t]+(?:/usr)?/bin/(?:false|true))[ \t]*"
+    )
     return any(line.fullmatch(each) for text in texts for each in text.split("\n"))
 
 
@@ -134,7 +136,10 @@ def _split(out: str) -> list[tuple[str, str, str]]:
     marks = list(_PART.finditer(out))
     ends = [*(mark.start() for mark in marks[1:]), len(out)]
     first = marks[0].start() if marks else len(out)
-    return [("", "", out[:first]), *((m[1], m[2] or "", out[m.end() : end]) for m, end in zip(marks, ends, strict=True))]
+    return [
+        ("", "", out[:first]),
+        *((m[1], m[2] or "", out[m.end() : end]) for m, end in zip(marks, ends, strict=True)),
+    ]
 
 
 def _counting(files: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -1,33 +1,32 @@
-"""A long step by what is known of its job on the host: to be started, at work, or failed."""
+"""A drift that a job puts right, by what is known of that job on the host: to be started, at work, or failed before."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from controller.core.view import View
-from controller.core.words import Block, Step, Wait
+from controller.core.words import Drift, Step, Wait
 from controller.facts.units import Job, UnitFacts
 
 
-def remedy(view: View, step: Step, failed: str) -> Step | Wait | Block:
-    """What to do about a drift that a job puts right: start it, wait for it, or nothing, as it has failed (``failed``).
+def drift(view: View, reason: str, message: str, step: Step, evidence: Mapping[str, str] | None = None) -> Drift:
+    """The drift with its remedy: the job to start, or to wait for, if one of its name is at work already.
 
-    A job that failed is not started again by itself: not in this boot, and not while its step is the same. What a step
-    rests on belongs into its arguments, so that it becomes another step when that has changed.
+    Of an earlier try of the same step that failed, the end of its log is evidence. It is tried again by the next pass;
+    within one pass, whoever drives does not start a failed step twice.
     """
-    assert step.job is not None, f"{step.action} is no job"
-    job = view.fact(step.hosts[0], "world", UnitFacts).job(step.job)
+    if step.job is None:
+        raise ValueError(f"{step.action} is no job")
+    host, told = step.hosts[0], dict(evidence or {})
+    job = view.fact(host, "world", UnitFacts).job(step.job)
     if job is None:
-        return step
+        return Drift(reason, message, step, told)
     if job.running:
-        return Wait("job", _at_work(job, step.hosts[0]))
-    if job.id != step.id or job.rc == 0 or job.began is None:
-        return step
-    where = f"/var/lib/reconcile/jobs/{step.job}"
-    return Block(
-        failed,
-        f"{step.action} failed on {step.hosts[0]} ({_end(job)}): {_said(job)}",
-        f"put right what it says ({where}/out has all of it); it is tried again when that has changed, after a reboot, "
-        f"or after `rm -r {where}` there",
-    )
+        return Drift(reason, message, Wait("job", _at_work(job, host), (host,)), told)
+    if job.id == step.id and job.state == "failed":
+        told["last try"] = f"{_end(job)}: {' / '.join(job.log[-5:])[-600:] or 'it said nothing'}"
+        message = f"{message}; the last try failed: {job.log[-1][:200] if job.log else _end(job)}"
+    return Drift(reason, message, step, told)
 
 
 def _at_work(job: Job, host: str) -> str:
@@ -39,8 +38,3 @@ def _at_work(job: Job, host: str) -> str:
 
 def _end(job: Job) -> str:
     return f"exit {job.rc}" if job.how == "exit" else str(job.how)
-
-
-def _said(job: Job) -> str:
-    """The last lines, the last first: that is where programs say what went wrong."""
-    return " / ".join(reversed(job.log[-3:]))[:400] or "it said nothing"
