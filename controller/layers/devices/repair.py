@@ -22,6 +22,7 @@ from controller.layers.shared.lxc_devices import (
     ENTRY,
     MODESET_MINOR,
     NVIDIA_MAJOR,
+    SPARE_MINOR,
     Dev,
     Mount,
     Rule,
@@ -41,7 +42,6 @@ from controller.spec.model import Passthrough
 
 CONTROL, UVM = "nvidiactl", "nvidia-uvm"  # what every user of a card opens besides the card
 NEW_MOUNT = "none bind,optional,create=file"
-SPARE_MINOR = 253  # of a card that is not there: 254 and 255 are control nodes
 
 # Where Linux takes a major number from when a driver asks for any (include/linux/fs.h, CHRDEV_MAJOR_DYN_*).
 _DYNAMIC = (range(234, 255), range(384, 512))

@@ -20,6 +20,8 @@ from controller.layers.shared import guest_script
 from controller.layers.shared.lxc_devices import (
     ALLOW,
     DENY,
+    NVIDIA_MAJOR,
+    SPARE_MINOR,
     Passed,
     Rule,
     allowed,
@@ -135,6 +137,12 @@ def _rule_differences(conf: PctConf, rules: Sequence[Rule], gpus: GpuFacts) -> l
             found.append((Reason.DEVICES_CHANGED, f"it was started without the right to open /dev/{node}"))
         elif may and not shall:
             found.append((Reason.DEVICES_CHANGED, f"it was started with the right to open /dev/{node}"))
+    others = any(function.is_gpu and gpus.gpu(function.pci) is None for function in gpus.functions)
+    any_card = (NVIDIA_MAJOR, SPARE_MINOR)
+    if others and allowed(rules, any_card, resolve) and not allowed(now, any_card, resolve):
+        found.append(
+            (Reason.DEVICES_CHANGED, "it was started with the right to open any card that the driver is given")
+        )
     return found
 
 

@@ -19,6 +19,7 @@ from controller.layers.shared.pve_conf import Settings
 NVIDIA_MAJOR = 195  # of cards and control nodes, fixed: Documentation/admin-guide/devices.txt of Linux
 CONTROL_MINOR = 255  # /dev/nvidiactl
 MODESET_MINOR = 254  # /dev/nvidia-modeset
+SPARE_MINOR = 253  # the last that a card can have; stands for any card that the nvidia driver may be given yet
 ALLOW = "lxc.cgroup2.devices.allow"
 DENY = "lxc.cgroup2.devices.deny"
 ALLOW_V1 = "lxc.cgroup.devices.allow"
