@@ -139,6 +139,7 @@ class Unit:
     rc: int | None = None
     ended: float | None = None
     how: str = "running"
+    controller: str = ""  # whose lease it was begun under
     output: str = ""
     errors: str = ""
     reached: int | None = None

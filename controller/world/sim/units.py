@@ -42,7 +42,7 @@ def begin(fleet: Fleet, host: Host, order: Order, controller: str, name: str, se
     host.lease = Lease(controller, name, int(fleet.uptime(host)) + LEASE)
     stdin = step.stdin.decode("utf-8", "surrogateescape")
     work = Work(step.id, step.layer, step.action, str(step.object), list(step.args), stdin)
-    unit = Unit(work, host.generation, host.boot_id, fleet.uptime(host), fleet.now + seconds)
+    unit = Unit(work, host.generation, host.boot_id, fleet.uptime(host), fleet.now + seconds, controller=controller)
     if step.job is None:
         host.step = unit
     else:
@@ -55,7 +55,7 @@ def end(fleet: Fleet, host: Host, unit: Unit, rc: int, out: str, err: str) -> No
     """Note how a unit ended; its controller's lease runs from the end of a short step."""
     unit.how, unit.rc, unit.output, unit.errors, unit.ended = "exit", rc, out, err, fleet.uptime(host)
     unit.work.stdin = ""
-    if unit is host.step and host.lease is not None:
+    if unit is host.step and host.lease is not None and host.lease.holder == unit.controller:
         host.lease.expires = int(fleet.uptime(host)) + LEASE
     fleet.touch(host)
 
