@@ -132,6 +132,11 @@ class Sshd:
         with socket.socket() as sock:
             return sock.connect_ex(("127.0.0.1", self.port)) == 0
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """End the server and the sessions that it serves, as a host that goes down does."""
         if self._process is not None:
