@@ -282,6 +282,13 @@ def conf_of(vmid: int, *lines: str) -> bytes:
 
 
 PVE_FILES = {f"nodes/kpro5/lxc/{vmid}.conf": conf_of(vmid) for vmid in range(131, 138)} | {
+    "nodes/kpro5/lxc/130.conf": conf_of(
+        130,
+        "unprivileged: 1",
+        "dev0: /dev/nvidia0,uid=5,gid=44",
+        "lxc.cgroup2.devices.allow: c 42:* rwm",
+        "lxc.mount.entry: /dev/nvidia-uvm dev/nvidia-uvm none bind,optional,create=file",
+    ),
     "nodes/kpro5/qemu-server/210.conf": b"machine: q35\nmemory: 2048\nname: win\nhostpci0: 4f:00,pcie=1\n",
     "nodes/kpro5/qemu-server/211.conf": b"name: other\nhostpci0: mapping=a6000\n",
     "nodes/kpro5/lxc/140.conf": conf_of(140, "onboot: 1"),
@@ -330,6 +337,23 @@ def test_a_passed_device_is_the_one_that_the_path_is_at_the_start(cluster: Lab) 
     assert "No such device or address" in say(cluster, f"{inside} cat /dev/nvidia0")
     assert "Operation not permitted" in say(cluster, f"{inside} sh -c ': > /dev/nvidiactl'")
     assert "cannot access" in say(cluster, f"{inside} ls /dev/nvidia1")
+
+
+@pytest.mark.lab
+def test_an_unprivileged_container_has_ids_of_its_own_and_no_list_of_devices(cluster: Lab) -> None:
+    shown = "stat -c '%u %g %a' /dev/nvidia0 /usr/bin/passwd"
+    assert say(cluster, "pct start 130; pct exec 130 -- cat /proc/self/uid_map").split() == ["0", "100000", "65536"]
+    assert say(cluster, f"pct exec 130 -- {shown}") == "5 44 660\n0 0 4755\n"
+    # what it may not open is decided by the node's owner alone, so a stale major does not show here
+    assert "No such device or address" in say(cluster, "pct exec 130 -- cat /dev/nvidia-uvm")
+    assert say(cluster, "stat -c '%u %g' /var/lib/lxc/130/passthrough/dev/nvidia0; pct stop 130") == "100005 100044\n"
+
+
+@pytest.mark.lab
+def test_what_a_transient_unit_starts_outlives_it(cluster: Lab) -> None:
+    assert say(cluster, "systemd-run --quiet --collect --unit=step pct start 134") == ""
+    wait_until(lambda: say(cluster, "systemctl is-active step") == "inactive\nrc=3", 60, "the unit does not end")
+    assert say(cluster, "pct status 134; rbd showmapped | grep -c vm-134; pct stop 134") == "status: running\n1\n"
 
 
 @pytest.mark.lab

@@ -6,6 +6,7 @@ pre-start hook's own words are lost, as they are on a real host: LXC tells only 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -65,9 +66,14 @@ def pre_start(vmid: int) -> None:
     path(f"/var/lib/lxc/{vmid}/reboot").unlink(missing_ok=True)
     for _, volume in ctconf.volumes(conf):
         _mount(volume, rootfs)
+    _hand_over(rootfs, ct.host_id(conf, "u", 0), ct.host_id(conf, "g", 0))
     if hostname := conf.get("hostname"):
         (rootfs / "etc/hostname").write_text(f"{hostname}\n")
     _make_device_nodes(vmid, conf)
+    networks = [
+        parse_property_string(ctconf.NETWORK, conf[key]) for key in sorted(conf) if re.fullmatch(r"net\d+", key)
+    ]
+    _networks(vmid).write_text(json.dumps(networks))
 
 
 def _check_device_rules(vmid: int, conf: ctconf.Conf) -> None:
@@ -106,6 +112,21 @@ def _mount(volume: dict[str, Any], rootfs: Path) -> None:
     subprocess.run(["mount", "--bind", str(source), str(target)], check=True)
     if volume.get("ro"):
         subprocess.run(["mount", "-o", "remount,bind,ro", str(target)], check=True)
+
+
+def _hand_over(rootfs: Path, owner: int, group: int) -> None:
+    """Give a file system to an unprivileged container's ids. On a real host it was made with them."""
+    now = rootfs.stat()
+    if (now.st_uid, now.st_gid) == (owner, group):
+        return
+    for folder, folders, files in os.walk(rootfs):
+        for name in (".", *folders, *files):
+            file = Path(folder, name)
+            about = file.lstat()
+            if about.st_uid - now.st_uid < 65536 and (name != "." or folder == str(rootfs)):
+                os.lchown(file, about.st_uid - now.st_uid + owner, about.st_gid - now.st_gid + group)
+                if not stat.S_ISLNK(about.st_mode):
+                    file.chmod(stat.S_IMODE(about.st_mode))  # chown takes set-user-id bits away
 
 
 def _make_device_nodes(vmid: int, conf: ctconf.Conf) -> None:
@@ -157,20 +178,21 @@ def mount(vmid: int) -> None:
 
 def set_addresses(vmid: int) -> None:
     """Bring the network cards up with their static addresses. Proxmox writes files for the system inside instead."""
-    here = path("/etc/pve/local").readlink().name  # the host name is the container's already
-    conf = ct.load(vmid, here)
-    for key in sorted(conf):
-        if re.fullmatch(r"net\d+", key):
-            net = parse_property_string(ctconf.NETWORK, conf[key])
-            card = str(net["name"])
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            subprocess.run(["ip", "link", "set", card, "down" if net.get("link_down") else "up"], check=True)
-            for address in (str(net.get("ip", "")), str(net.get("ip6", ""))):
-                if "/" in address:
-                    subprocess.run(["ip", "address", "replace", address, "dev", card], check=True)
-            for gateway in (net.get("gw"), net.get("gw6")):
-                if gateway:
-                    subprocess.run(["ip", "route", "replace", "default", "via", str(gateway), "dev", card], check=False)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    for net in json.loads(_networks(vmid).read_text()):
+        card = net["name"]
+        subprocess.run(["ip", "link", "set", card, "down" if net.get("link_down") else "up"], check=True)
+        for address in (net.get("ip", ""), net.get("ip6", "")):
+            if "/" in address:
+                subprocess.run(["ip", "address", "replace", address, "dev", card], check=True)
+        for gateway in (net.get("gw"), net.get("gw6")):
+            if gateway:
+                subprocess.run(["ip", "route", "replace", "default", "via", gateway, "dev", card], check=False)
+
+
+def _networks(vmid: int) -> Path:
+    """What the hooks inside need to know of ``netN``: as an unprivileged user they cannot read /etc/pve."""
+    return path(f"/run/pve/ct-{vmid}.networks")
 
 
 def post_stop(vmid: int) -> None:
