@@ -14,6 +14,7 @@ import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from bench.contenders import TOOLS, Contender, Ours, all_of
 from bench.hosts import CONTAINERS, Hosts
@@ -42,7 +43,7 @@ def main() -> None:
         hosts, meter = Hosts(folder / "hosts"), Meter()
         contenders = all_of(hosts, meter, folder, text)
         try:
-            results = {
+            results: dict[str, Any] = {
                 "machine": {**_machine(), "load_before": before},
                 "work": {
                     "look": "the real probe of a Proxmox host with 12 containers and 8 virtual machines",
@@ -74,9 +75,9 @@ def _machine() -> dict[str, object]:
     model = next(
         (line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ""
     )
-    ansible = subprocess.run([TOOLS / "ansible", "--version"], capture_output=True, text=True).stdout.split("\n")[0]
-    pyinfra = subprocess.run([TOOLS / "pyinfra", "--version"], capture_output=True, text=True).stdout.strip()
-    ssh = subprocess.run(["ssh", "-V"], capture_output=True, text=True).stderr.strip()
+    ansible = _said(str(TOOLS / "ansible"), "--version").split("\n")[0]
+    pyinfra = _said(str(TOOLS / "pyinfra"), "--version")
+    ssh = _said("ssh", "-V")
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": model,
@@ -89,6 +90,11 @@ def _machine() -> dict[str, object]:
         "pyinfra": pyinfra,
         "note": "client and hosts share these cores: wall time has the hosts' own work in it, CPU time is the client's",
     }
+
+
+def _said(*command: str) -> str:
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.stdout.strip()
 
 
 def _floor(hosts: Hosts) -> float:
@@ -135,7 +141,7 @@ def _cost(ours: Contender) -> dict[str, float]:
     }
 
 
-def _best(runs: dict) -> dict:
+def _best(runs: dict[str, Any]) -> dict[str, Any]:
     """Return the least wall and the least CPU time of each cell, and the median of both."""
     return {
         work: {
@@ -154,7 +160,7 @@ def _best(runs: dict) -> dict:
     }
 
 
-def _ratios(best: dict) -> dict:
+def _ratios(best: dict[str, Any]) -> dict[str, Any]:
     """Return how many times more wall and CPU time than ours each one takes."""
     return {
         work: {
@@ -173,7 +179,7 @@ def _ratios(best: dict) -> dict:
     }
 
 
-def _bars(results: dict) -> list[dict[str, object]]:
+def _bars(results: dict[str, Any]) -> list[dict[str, object]]:
     warm, cold = f"warm {MANY}", f"cold {MANY}"
     bars: list[tuple[str, float, str, float]] = [
         ("round trips for a host, warm", results["cost"]["round_trips_per_host"], "<=", 1),
@@ -198,7 +204,7 @@ def _bars(results: dict) -> list[dict[str, object]]:
     ]
 
 
-def _show(results: dict) -> None:
+def _show(results: dict[str, Any]) -> None:
     for work, those in results["best"].items():
         print(f"\n{work}: {results['work'][work]}; wall / client CPU in seconds, best of the runs")
         cells = list(next(iter(those.values())))

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench.hosts import Hosts, address
 from bench.measure import Meter, Took
@@ -68,7 +68,7 @@ class Ours:
     def end(self) -> None:
         """Nothing outlives the process."""
 
-    def _process(self, count: int, passes: int, idle: int = 0) -> tuple[Took, dict]:
+    def _process(self, count: int, passes: int, idle: int = 0) -> tuple[Took, dict[str, Any]]:
         state = Path(tempfile.mkdtemp(dir=self._folder))
         shutil.copy(self._hosts.known_hosts, state / "known_hosts")
         asked = {
