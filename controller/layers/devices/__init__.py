@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 
 from controller.core.package import text
 from controller.core.view import View
 from controller.core.words import Block, Disruption, Drift, InSync, Layer, Skipped, Step, Verdict
-from controller.facts.words import FleetFacts, Known, Later
+from controller.facts.words import FleetFacts, Later
 from controller.layers.access.facts import AccessFacts, Cluster
 from controller.layers.devices.facts import Guest, GuestFacts, parse
 from controller.layers.devices.reasons import Reason
 from controller.layers.devices.repair import CONTROL, UVM, Finding, Want, repair
 from controller.layers.gpu_health.facts import GpuFacts
-from controller.layers.power.facts import PowerFacts
-from controller.layers.shared import guest_script
 from controller.layers.shared.assignment import Unassigned, assign
+from controller.layers.shared.config_edit import EDIT, edit_config, edited
 from controller.layers.shared.lxc_devices import (
-    ALLOW,
-    DENY,
     DEV_KEY,
     DIRECTORIES,
-    ENTRY,
     Number,
     card_minor,
     device_of,
@@ -31,14 +26,13 @@ from controller.layers.shared.lxc_devices import (
     passed,
     read_dev,
 )
-from controller.layers.shared.pve_conf import PctConf, main_lines
+from controller.layers.shared.pve_conf import PctConf
 from controller.layers.shared.pve_conf import parse as parse_conf
 from controller.spec.model import Container, Lifecycle
 from controller.spec.policy import Permission
 from controller.spec.ref import Ref
 
 NAME = "container.devices"
-EDIT = guest_script("controller.layers.devices", "edit-config.sh")
 
 
 def check(view: View, container: Container) -> Verdict:
@@ -104,7 +98,7 @@ def _judged(
     return Drift(
         findings[0].reason,
         _about(container, findings[0]),
-        _edit(container, guest, done.text, findings[0].reason),
+        edit_config(container, guest, done.text, NAME, findings[0].reason),
         evidence,
     )
 
@@ -239,28 +233,6 @@ def _remaining_problem(remaining: Sequence[Finding]) -> tuple[Reason, str, str] 
     )
 
 
-def _edit(container: Container, guest: Guest, new: str, reason: Reason) -> Step:
-    lines = device_lines(guest.text)
-
-    def effect(facts: FleetFacts) -> FleetFacts:
-        return _predicted(facts, container, dataclasses.replace(guest, text=new), lines)
-
-    return Step(
-        action="edit-config",
-        object=Ref("Container", container.name),
-        layer=NAME,
-        reason=reason,
-        summary=f"edit the config of CT {container.id} on {container.host}",
-        hosts=(container.host,),
-        script=EDIT,
-        args=(str(container.id), guest.sha256, "\n".join(lines)),
-        stdin=new.encode("utf-8", "surrogateescape"),
-        disrupts=(Disruption(Ref("Container", container.name), Permission.EDIT_CONTAINER_CONFIG),),
-        diff=_diff(container.id, guest.text, new),
-        effect=effect,
-    )
-
-
 def _provisional(
     container: Container, guest: Guest, numbers: Sequence[Number | None], evidence: Mapping[str, str]
 ) -> Drift:
@@ -268,7 +240,7 @@ def _provisional(
     later = next(number for number in numbers if isinstance(number, Later))
 
     def effect(facts: FleetFacts) -> FleetFacts:
-        return _predicted(facts, container, dataclasses.replace(guest, edited=later), later)
+        return edited(facts, container, dataclasses.replace(guest, edited=later), later)
 
     step = Step(
         action="edit-config",
@@ -286,42 +258,6 @@ def _provisional(
     return Drift(
         Reason.WRONG_CARDS, f"the config of {container.name} has to pass cards of other numbers", step, evidence
     )
-
-
-def _predicted(
-    facts: FleetFacts, container: Container, guest: Guest, started_with: tuple[str, ...] | Later
-) -> FleetFacts:
-    """The facts after an edit: another text, and, of a running container, a record of what it was started with."""
-    host = facts[container.host]
-    guests = host.section(NAME)
-    if not isinstance(guests, Known) or not isinstance(guests.value, GuestFacts):
-        return facts
-    others = (guest if (g.kind, g.id, g.node) == (guest.kind, guest.id, guest.node) else g for g in guests.value.guests)
-    host = host.with_section(NAME, dataclasses.replace(guests.value, guests=tuple(others)))
-    power = host.section("container.power")
-    if isinstance(power, Known) and isinstance(power.value, PowerFacts):
-        running = tuple(
-            dataclasses.replace(r, edited=started_with) if r.id == container.id and r.edited is None else r
-            for r in power.value.running
-        )
-        host = host.with_section("container.power", dataclasses.replace(power.value, running=running))
-    return {**facts, container.host: host}
-
-
-def device_lines(config: str) -> tuple[str, ...]:
-    """The lines of the main section that pass devices or allow them, for the record of what a container runs with."""
-    return tuple(
-        f"{line.key}: {line.value}"
-        for line in main_lines(config)
-        if DEV_KEY.fullmatch(line.key) or line.key in (ENTRY, ALLOW, DENY)
-    )
-
-
-def _diff(vmid: int, old: str, new: str) -> str:
-    """The changed lines alone: what stands around them is nobody's business."""
-    name = f"/etc/pve/lxc/{vmid}.conf"
-    lines = difflib.unified_diff(old.split("\n"), new.split("\n"), name, name, lineterm="", n=0)
-    return "\n".join(lines).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _blocked(reason: Reason, message: str, needs: str, evidence: Mapping[str, str] | None = None) -> Drift:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.layers import devices
 from controller.layers.power import LAYER as POWER
 from controller.layers.power import facts as power
+from controller.layers.shared.config_edit import EDIT
 from tests.layers.scripts import Machine
 from tests.layers.shell import ask
 
@@ -33,7 +33,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def edit(machine: Machine, seen: bytes = OLD, **more: object) -> int:
-    done = machine.run(devices.EDIT, ("129", sha(seen), LINES), NEW, **more)  # type: ignore[arg-type]
+    done = machine.run(EDIT, ("129", sha(seen), LINES), NEW, **more)  # type: ignore[arg-type]
     machine.log.append(done.stderr.decode("utf-8", "replace"))
     return done.returncode
 
@@ -169,7 +169,7 @@ def test_of_a_running_container_the_first_edit_since_its_start_is_recorded(machi
     assert edit(machine) == 0
     assert machine.path("/run/reconcile/edited/129").read_text() == f"123456\n{LINES}\n"
     machine.write("/proc/uptime", "2000.00 1.00\n")
-    done = machine.run(devices.EDIT, ("129", sha(NEW), "dev0: /dev/nvidia0"), OLD)
+    done = machine.run(EDIT, ("129", sha(NEW), "dev0: /dev/nvidia0"), OLD)
     assert done.returncode == 0
     assert machine.path("/run/reconcile/edited/129").read_text() == f"123456\n{LINES}\n"
     assert started_with(machine) == (LINES,)
