@@ -65,6 +65,8 @@ def check(view: View, container: Container) -> Verdict:
             )
         minors.append(card.minor)
     evidence = {"assigned": ", ".join(assignment.pcis) or "none"}
+    if cluster is not None and container.id in cluster.ha:
+        evidence["ha-managed"] = "HA starts and stops it: an edit takes effect when HA starts it the next time"
     known = tuple(minor for minor in minors if not isinstance(minor, Later))
     if len(known) < len(minors) or isinstance(gpus.major(UVM), Later):
         return _provisional(container, guest, [*minors, gpus.major(UVM)], evidence)

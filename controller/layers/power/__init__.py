@@ -13,10 +13,11 @@ from controller.core.words import Block, Disruption, Drift, InSync, Layer, NotKn
 from controller.facts.words import FleetFacts, Known, Later
 from controller.layers.access.facts import AccessFacts, Cluster
 from controller.layers.devices.facts import Guest, GuestFacts
-from controller.layers.gpu_health.facts import GpuFacts
+from controller.layers.gpu_health.facts import Gpu, GpuFacts
 from controller.layers.power.facts import InnerNode, PowerFacts, Running, parse
 from controller.layers.power.reasons import Reason
 from controller.layers.shared import guest_script
+from controller.layers.shared.assignment import Assigned, assign
 from controller.layers.shared.lxc_devices import (
     ALLOW,
     DENY,
@@ -190,7 +191,7 @@ def _drift(
     evidence: Mapping[str, str] | None = None,
     why: str = "",
 ) -> Drift:
-    block = _problem(container, conf, cluster, running, why)
+    block = _problem(container, conf, cluster, running, why) or _taken(view, container)
     remedy = block if block is not None else _step(view, container, guest, conf, reason, running, why)
     return Drift(reason, message, remedy, evidence or {})
 
@@ -222,6 +223,61 @@ def _problem(
             f"look at `pct config {container.id}` and at /var/lib/lxc/{container.id}/config: what else brings devices?",
         )
     return None
+
+
+def _taken(view: View, container: Container) -> Block | None:
+    """Why the container cannot have its cards yet: another still runs with one of them, and is to let go of it."""
+    if container.gpus is None or container.state is State.STOPPED:
+        return None
+    host = view.host(container.host)
+    gpus = view.fact(host.name, "host.gpu-health", GpuFacts)
+    power = view.fact(host.name, NAME, PowerFacts)
+    assigned = assign(view.specs, host, gpus, view.fact(host.name, "container.devices", GuestFacts))
+    waits: dict[str, dict[str, str]] = {}
+    for name, mine in assigned.items():
+        for other in view.containers_on(host.name):
+            theirs, runs = assigned.get(other.name), power.of(other.id)
+            if other.name == name or theirs is None or runs is None or not isinstance(mine, Assigned):
+                continue
+            for pci in mine.pcis:
+                entitled = isinstance(theirs, Assigned) and pci in theirs.pcis
+                if not entitled and _may_open(runs, gpus.gpu(pci), gpus):
+                    waits.setdefault(name, {})[other.name] = pci
+    others = waits.get(container.name, {})
+    if not others or _goes_first(container, waits, view.containers_on(host.name)):
+        return None
+    holder, pci = next(iter(others.items()))
+    return Block(
+        Reason.GPU_STILL_IN_USE,
+        f"{holder} still runs with the card at {pci}, which is {container.name}'s now",
+        f"wait until {holder} has been restarted without it, or permit that",
+    )
+
+
+def _may_open(running: Running, card: Gpu | None, gpus: GpuFacts) -> bool:
+    """Whether a running container may open a card, as far as anything tells."""
+    if card is None or isinstance(card.minor, Later):
+        return False
+    rules = _started_with(running, gpus)
+    if rules is None:
+        return running.node(f"nvidia{card.minor}") is not None
+    return allowed(rules, (NVIDIA_MAJOR, card.minor), resolver(gpus))
+
+
+def _goes_first(container: Container, waits: Mapping[str, Mapping[str, str]], there: Sequence[Container]) -> bool:
+    """Whether containers wait for each other in a ring, and this one has the lowest id of it."""
+
+    def reached(name: str) -> set[str]:
+        found: set[str] = set()
+        ahead = list(waits.get(name, ()))
+        while ahead:
+            if (next_one := ahead.pop()) not in found:
+                found.add(next_one)
+                ahead += waits.get(next_one, ())
+        return found
+
+    ring = {name for name in reached(container.name) if container.name in reached(name)}
+    return container.name in ring and container.id == min(other.id for other in there if other.name in ring)
 
 
 def _step(

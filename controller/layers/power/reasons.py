@@ -22,6 +22,8 @@ class Reason(StrEnum):
     """A node inside has numbers that are not the driver's any more."""
     RESTART_DID_NOT_HELP = "restart-did-not-help"
     """It was restarted for this very difference, and the difference is there again."""
+    GPU_STILL_IN_USE = "gpu-still-in-use"
+    """Another container still runs with a card that is this one's now."""
     NO_CONTAINER = "no-container"
     """No container of that id is anywhere in the cluster."""
     NOT_ON_HOST = "not-on-host"

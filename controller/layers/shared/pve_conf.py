@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 Value = str | int
 
@@ -125,6 +126,7 @@ class _Section:
         return Settings(dict(self.keys), tuple(self.lxc), self.description)
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str) -> PctConf:
     """Read a config as PVE 8 does: it keeps bad values and drops lines that it cannot read, with a warning each."""
     main = section = _Section()

@@ -95,6 +95,13 @@ def test_after_the_edit_it_is_in_sync_and_the_record_says_what_it_was_started_wi
     assert "lxc.cgroup2.devices.allow: c 510:* rwm" in running.edited
 
 
+def test_of_a_container_that_ha_manages_the_config_is_edited_and_that_is_said() -> None:
+    verdict = judge(view(specs(), guest_facts((129, STALE)), access=access_facts(ha=(129,))))
+    assert isinstance(verdict, Drift)
+    assert step(verdict).action == "edit-config"
+    assert "HA" in verdict.evidence["ha-managed"]
+
+
 def test_odd_bytes_come_back_as_they_were() -> None:
     text = "# \udcff\udc80\r\n" + STALE
     edit = step(judge(view(specs(), guest_facts((129, text)))))

@@ -240,6 +240,52 @@ def test_a_plan_whose_numbers_are_not_known_yet_restarts_too() -> None:
     assert planned.then.in_sync
 
 
+def with_taker(minor: int, *, taker_runs: bool = False, ring: bool = False) -> View:
+    """ct129 had both cards and keeps the first; ct100 is to have the second, or each is to have the other's."""
+    first, second = fleet.FIRST, fleet.SECOND
+    small = container(gpus=[first] if not ring else [second])
+    taker = container(name="ct100", id="100", gpus=[second] if not ring else [first])
+    before = running(generated=GENERATED if not ring else GENERATED.replace("195:1", "1:9"), nodes=NODES)
+    if taker_runs:
+        rules = "lxc.cgroup2.devices.allow = c 195:1 rw\n" if ring else ""
+        before = PowerFacts((*running(100, generated=rules).running, *before.running))
+    configs = [
+        (129, CONF.replace(f"dev{minor}: /dev/nvidia{minor}\n", "")),
+        (100, CONF.replace("/dev/nvidia0", "/dev/zero")),
+    ]
+    if ring:
+        configs = [(129, CONF.replace("dev0: /dev/nvidia0\n", "")), (100, CONF.replace("dev1: /dev/nvidia1\n", ""))]
+    return view(specs(fleet.host(), small, taker), guest_facts(*configs), power=before)
+
+
+def check_of(seen: View, name: str) -> Verdict:
+    return power.check(seen, seen.specs.containers[name])
+
+
+@pytest.mark.parametrize("taker_runs", [False, True])
+def test_a_card_is_given_on_when_the_other_has_let_go_of_it(taker_runs: bool) -> None:
+    seen = with_taker(1, taker_runs=taker_runs)
+    verdict = check_of(seen, "ct100")
+    assert isinstance(verdict, Drift)
+    assert isinstance(verdict.remedy, Block)
+    assert verdict.remedy.reason == Reason.GPU_STILL_IN_USE
+    assert "ct129" in verdict.remedy.message
+    let_go = step(check_of(seen, "ct129"))
+    assert let_go.action == "restart"
+    after = View(seen.specs, let_go.effect(seen.facts))
+    assert step(check_of(after, "ct100")).action == ("restart" if taker_runs else "start")
+
+
+def test_of_two_who_wait_for_each_other_the_first_goes() -> None:
+    seen = with_taker(1, taker_runs=True, ring=True)
+    assert step(check_of(seen, "ct100")).action == "restart"
+    other = check_of(seen, "ct129")
+    assert isinstance(other, Drift)
+    assert isinstance(other.remedy, Block)
+    after = View(seen.specs, step(check_of(seen, "ct100")).effect(seen.facts))
+    assert step(check_of(after, "ct129")).action == "restart"
+
+
 HA = access_facts(ha=(129,))
 BLOCKED = {
     Reason.HA_MANAGED: {"access": HA},
@@ -300,6 +346,7 @@ def test_unknown_facts_are_not_judged() -> None:
 
 def test_every_reason_is_shown_by_a_test() -> None:
     shown = {
+        Reason.GPU_STILL_IN_USE,
         Reason.NOT_RUNNING,
         Reason.STILL_RUNNING,
         Reason.RESTART_DID_NOT_HELP,
