@@ -280,7 +280,8 @@ class _Repairing:
     def _mode(self, node: str) -> tuple[str, ...]:
         """The host's own mode of a node, as a bind mount would show it; Proxmox's default keeps all but root out."""
         here = self.want.gpus.node(f"/dev/{node}")
-        return (f"mode=0{here.mode[-3:]}",) if here is not None and here.mode[-3:].isdigit() else ()
+        sane = here is not None and re.fullmatch(r"[67][0-7]{2}", here.mode)
+        return (f"mode=0{here.mode}",) if here is not None and sane else ()
 
     def _pass_as_mounts(
         self, missing: Sequence[str], kept: Sequence[_MountLine], surplus: Sequence[_MountLine]

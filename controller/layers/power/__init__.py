@@ -233,18 +233,23 @@ def _taken(view: View, container: Container) -> Block | None:
     gpus = view.fact(host.name, "host.gpu-health", GpuFacts)
     power = view.fact(host.name, NAME, PowerFacts)
     assigned = assign(view.specs, host, gpus, view.fact(host.name, "container.devices", GuestFacts))
-    waits: dict[str, dict[str, str]] = {}
-    for name, mine in assigned.items():
-        for other in view.containers_on(host.name):
-            theirs, runs = assigned.get(other.name), power.of(other.id)
-            if other.name == name or theirs is None or runs is None or not isinstance(mine, Assigned):
-                continue
-            for pci in mine.pcis:
-                entitled = isinstance(theirs, Assigned) and pci in theirs.pcis
-                if not entitled and _may_open(runs, gpus.gpu(pci), gpus):
-                    waits.setdefault(name, {})[other.name] = pci
-    others = waits.get(container.name, {})
-    if not others or _goes_first(container, waits, view.containers_on(host.name)):
+
+    def waits_for(name: str) -> dict[str, str]:
+        """The containers that still run with cards of this one, and which."""
+        mine, found = assigned.get(name), dict[str, str]()
+        if isinstance(mine, Assigned):
+            for other in view.containers_on(host.name):
+                theirs, runs = assigned.get(other.name), power.of(other.id)
+                if other.name == name or theirs is None or runs is None:
+                    continue
+                for pci in mine.pcis:
+                    entitled = isinstance(theirs, Assigned) and pci in theirs.pcis
+                    if not entitled and _may_open(runs, gpus.gpu(pci), gpus):
+                        found[other.name] = pci
+        return found
+
+    others = waits_for(container.name)
+    if not others or _goes_first(container, waits_for, view.containers_on(host.name)):
         return None
     holder, pci = next(iter(others.items()))
     return Block(
@@ -264,16 +269,18 @@ def _may_open(running: Running, card: Gpu | None, gpus: GpuFacts) -> bool:
     return allowed(rules, (NVIDIA_MAJOR, card.minor), resolver(gpus))
 
 
-def _goes_first(container: Container, waits: Mapping[str, Mapping[str, str]], there: Sequence[Container]) -> bool:
+def _goes_first(
+    container: Container, waits_for: Callable[[str], Mapping[str, str]], there: Sequence[Container]
+) -> bool:
     """Whether containers wait for each other in a ring, and this one has the lowest id of it."""
 
     def reached(name: str) -> set[str]:
         found: set[str] = set()
-        ahead = list(waits.get(name, ()))
+        ahead = list(waits_for(name))
         while ahead:
             if (next_one := ahead.pop()) not in found:
                 found.add(next_one)
-                ahead += waits.get(next_one, ())
+                ahead += waits_for(next_one)
         return found
 
     ring = {name for name in reached(container.name) if container.name in reached(name)}

@@ -85,7 +85,7 @@ def model_of(gpus: GpuFacts, pci: str) -> str:
 
 
 class _Assigning:
-    """One run: ``taken`` maps an address to the containers that have it."""
+    """One run: ``taken`` maps an address to the containers that have it, by name."""
 
     def __init__(self, specs: Specs, host: Host, gpus: GpuFacts, guests: GuestFacts) -> None:
         self.host, self.gpus = host, gpus
@@ -100,7 +100,7 @@ class _Assigning:
         self.others: dict[str, str] = {
             pci: f"CT {vmid}" for vmid, pcis in sorted(passing.items()) if vmid not in ids for pci in pcis
         }
-        self.taken: dict[str, list[Container]] = {}
+        self.taken: dict[str, dict[str, Container]] = {}
         self.found: dict[str, Assignment] = {}
 
     def all(self) -> dict[str, Assignment]:
@@ -120,9 +120,7 @@ class _Assigning:
         self.found[container.name] = assignment
         if isinstance(assignment, Assigned):
             for pci in assignment.pcis:
-                holders = self.taken.setdefault(pci, [])
-                if container not in holders:
-                    holders.append(container)
+                self.taken.setdefault(pci, {})[container.name] = container
 
     def _named(self, container: Container, devices: Iterable[str]) -> Assignment:
         pcis: list[str] = []
@@ -177,7 +175,7 @@ class _Assigning:
         told: list[str] = []
         for pci in sorted(self.listed):
             refusal = self._refusal(pci)
-            holders = [c.name for c in self.taken.get(pci, ()) if c is not container]
+            holders = [name for name in self.taken.get(pci, ()) if name != container.name]
             if pci in kept:
                 continue
             if refusal is not None:
@@ -243,15 +241,15 @@ class _Assigning:
     def _refusal_as_taken(self, container: Container, pci: str) -> Unassigned | None:
         if self._is_free(container, pci):
             return None
-        other = next(c for c in self.taken[pci] if c is not container)
+        other = next(name for name in self.taken[pci] if name != container.name)
         return Unassigned(
             NoGpu.IN_USE,
-            f"{container.name} and {other.name} both want the card at {pci} of {self.host.name}",
+            f"{container.name} and {other} both want the card at {pci} of {self.host.name}",
             "give one of them another card, or write `shared: true` for both",
         )
 
     def _is_free(self, container: Container, pci: str) -> bool:
-        others = [c for c in self.taken.get(pci, ()) if c is not container]
+        others = [other for name, other in self.taken.get(pci, {}).items() if name != container.name]
         return all(_selector(c).shared for c in (container, *others)) if others else True
 
     def _fits(self, selector: GpuSelector, pci: str) -> bool:

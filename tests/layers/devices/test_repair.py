@@ -525,4 +525,8 @@ def test_new_devs_have_the_hosts_mode() -> None:
             node("/dev/nvidia-uvm", MAJORS["nvidia-uvm"], 0, mode="0"),
         ]
     )
-    assert repair("", want(0, gpus=gpus)).text.split("\n")[0] == "dev0: /dev/nvidia0,mode=0660"
+    assert repair("", want(0, gpus=gpus)).text.split("\n")[:3] == [
+        "dev0: /dev/nvidia0,mode=0660",
+        "dev1: /dev/nvidiactl,mode=0666",
+        "dev2: /dev/nvidia-uvm",
+    ]
