@@ -32,12 +32,16 @@ PACKAGES = (
     "procps",
     "pciutils",  # lspci, reading the PCI tree that kernel.py serves
     "kmod",  # modprobe.d, aliases and dependencies are worked out by the real one; only the kernel's part stands in
+    "initramfs-tools",  # the real update-initramfs, and cpio; boot.py runs what it builds
+    "zstd",
+    "curl",
     "lxc",  # the CTs of a Proxmox host are real ones
     "python3",  # the stand-ins are Python; python3-minimal has no json
     "locales",  # a host may speak another language
 )
 
-# Run inside the new tree. udev, dbus and logind are not installed: a container has no use for them.
+# Run inside the new tree. dbus and logind are not installed: a container has no use for them. udev comes with
+# initramfs-tools; what it does at boot stands in (standins/kernel/udev-coldplug).
 CUSTOMIZE = r"""
 set -eu
 
@@ -61,7 +65,9 @@ cd /etc/systemd/system
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \
     fstrim.timer motd-news.timer systemd-tmpfiles-clean.timer getty@tty1.service console-getty.service \
     container-getty@.service getty-static.service lxc.service lxc-net.service lxc-monitord.service \
-    modprobe@.service systemd-modules-load.service systemd-network-generator.service \
+    modprobe@.service systemd-udevd.service systemd-udevd-control.socket systemd-udevd-kernel.socket \
+    systemd-udev-settle.service systemd-hwdb-update.service systemd-modules-load.service \
+    systemd-network-generator.service \
     systemd-update-utmp.service systemd-update-utmp-runlevel.service \
     sys-kernel-debug.mount sys-kernel-tracing.mount dev-hugepages.mount dev-mqueue.mount; do
     ln -sf /dev/null "$unit"

@@ -11,6 +11,7 @@ mounts ``STATE/kernel`` and answers at ``STATE/control/kernel.sock``. What a fol
 | ``proc-driver/`` | ``/proc/driver`` |
 | ``proc-devices`` | ``/proc/devices`` |
 | ``proc-modules`` | ``/proc/modules``, where the machine's kernel has one |
+| ``firmware/`` | ``/sys/firmware`` |
 | ``proc-version``, ``proc-osrelease`` | ``/proc/version``, ``/proc/sys/kernel/osrelease`` |
 | ``control/`` | ``/run/lab-kernel``: for the stand-ins alone |
 
@@ -121,9 +122,20 @@ class Host:
                 "proc-modules": File(self._proc_modules, size=0),
                 "proc-version": File(lambda: f"{self._machine.banner}\n", size=0),
                 "proc-osrelease": File(lambda: f"{self._machine.release}\n", size=0),
+                "firmware": Folder(self._firmware),
                 "control": Folder(self._control),
             }
         )
+
+    # /sys/firmware
+
+    def _firmware(self) -> dict[str, Node]:
+        """Return what an EFI firmware shows; a variable's content comes after four bytes of attributes."""
+        machine = self._machine
+        secure_boot = File(lambda: b"\6\0\0\0" + bytes([machine.secure_boot]), size=5)
+        variables: dict[str, Node] = {"SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c": secure_boot}
+        efi: dict[str, Node] = {"efivars": Folder(lambda: variables), "fw_platform_size": File.of("64\n")}
+        return {"efi": Folder(lambda: efi)}
 
     # /sys/bus/pci
 
@@ -403,6 +415,7 @@ class Host:
         return {
             "release": File(lambda: f"{machine.release}\n", size=0),
             "modules": File(self._proc_modules, size=0),
+            "keys": File(lambda: "".join(f"{key}\n" for key in sorted(machine.enrolled_keys)), size=0),
             "kmsg": File(machine.log_text, size=0),
             "insmod": File(write=self._insert, mode=0o200),
             "rmmod": File(write=lambda data, caller: machine.remove(data.decode(), caller), mode=0o200),

@@ -215,6 +215,8 @@ def install_kernel(root: Path, release: str) -> None:
     for name in ("modules.order", "modules.builtin", "modules.builtin.modinfo"):
         (tree / name).touch()
     (root / "boot" / f"vmlinuz-{release}").write_text(f"the lab's kernel {release}\n")
+    # what mkinitramfs asks of it
+    (root / "boot" / f"config-{release}").write_text("CONFIG_RD_GZIP=y\nCONFIG_RD_ZSTD=y\n")
     write_modules(root, release, kernel_modules(release))
 
 

@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from tests.lab import cluster, control, hosts, image, kmodules
+from tests.lab import cluster, control, hosts, image, kmodules, packages
 
 ROOT = Path(os.environ.get("RECONCILE_LAB_ROOT", "/var/tmp/reconcile-lab"))
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -560,13 +560,14 @@ class Lab:
 
     def _lay_standins(self, host: str, rootfs: Path) -> None:
         if host in self.proxmox:
-            packages = rootfs / "usr/lib/python3/dist-packages"
-            shutil.copytree(STANDINS / "pvelab", packages / "pvelab", ignore=shutil.ignore_patterns("__pycache__"))
+            modules = rootfs / "usr/lib/python3/dist-packages"
+            shutil.copytree(STANDINS / "pvelab", modules / "pvelab", ignore=shutil.ignore_patterns("__pycache__"))
             shutil.copytree(STANDINS / "pve-root", rootfs, symlinks=True, dirs_exist_ok=True)
             for standin in (path for path in STANDINS.iterdir() if path.is_file()):
                 folder = "usr/bin" if standin.name in USR_BIN else "usr/sbin"
                 _put(rootfs / folder / standin.name, standin.read_bytes(), 0o755)
         kmodules.install(rootfs, self.hosts[host])
+        packages.install(rootfs, self.hosts[host])
 
     def _start_file_systems(self) -> None:
         wanted = {
@@ -625,6 +626,8 @@ class Lab:
             (kernel / "module", "sys/module", "bind"),
             (kernel / "control", "run/lab-kernel", "bind,create=dir"),
         ]
+        if Path("/sys/firmware").is_dir():
+            mounts.append((kernel / "firmware", "sys/firmware", "bind"))
         if Path("/proc/modules").exists():  # a kernel without modules has none to be covered
             mounts.append((kernel / "proc-modules", "proc/modules", "bind"))
         if host in self.proxmox:

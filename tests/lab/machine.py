@@ -369,6 +369,11 @@ class Machine:
                 self.functions[entry["pci"]].override = None
 
     @property
+    def enrolled_keys(self) -> set[str]:
+        """Return the machine owner keys: those that a person enrolled at the console."""
+        return self.trusted_keys - {kmodules.PROXMOX_KEY, kmodules.DEBIAN_KEY}
+
+    @property
     def banner(self) -> str:
         """Return what ``/proc/version`` says; ``uname -v`` is what begins with ``#``."""
         kind = "PMX" if self.release.endswith("-pve") else "Debian"
