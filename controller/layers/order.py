@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from controller.core.words import Layer
-from controller.layers import access, devices, gpu_health, power
+from controller.layers import access, binding, devices, gpu_health, power
 
-ORDER: tuple[Layer, ...] = (access.LAYER, gpu_health.LAYER, devices.LAYER, power.LAYER)
+ORDER: tuple[Layer, ...] = (access.LAYER, gpu_health.LAYER, binding.LAYER, devices.LAYER, power.LAYER)

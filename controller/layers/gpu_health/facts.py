@@ -9,6 +9,7 @@ from controller.facts.words import Later, ParseError, Section, Unknown
 from controller.layers.shared.boards import BOARDS
 
 GPU_CLASSES = ("0300", "0302")  # VGA and 3D controllers; a card's audio (0403) and USB functions are not GPUs
+_ALL_ONES = 63  # the width field of a link status register that reads 0xffff
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class Function:
     numa_node: int | None
     link_width: int
     link_width_max: int
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is on the bus: what has fallen off reads as all ones, which is a link of 63 lanes (pci-sysfs.c)."""
+        return self.link_width != _ALL_ONES
 
     @property
     def is_gpu(self) -> bool:

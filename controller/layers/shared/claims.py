@@ -7,6 +7,7 @@ somebody rolls back to it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,3 +93,14 @@ def _normal(text: str) -> str:
     """An address as sysfs writes it. PVE drops one in upper case, but whoever wrote it means the card."""
     match = _ADDRESS.fullmatch(text)
     return f"{(match[1] or '0000')[-4:]}:{match[2]}".lower() if match else ""
+
+
+def digest(facts: GuestFacts | None) -> str:
+    """A digest of all that the claims of a node's VMs rest on, as a script on the host reckons it; "none" without VMs.
+
+    It is of the configs' bytes in the order of their file names, and the mappings after them.
+    """
+    if facts is None:
+        return "none"
+    texts = [guest.text for guest in sorted(facts.here("qemu"), key=lambda guest: f"{guest.id}.conf")]
+    return hashlib.sha256("".join((*texts, facts.mappings)).encode("utf-8", "surrogateescape")).hexdigest()
