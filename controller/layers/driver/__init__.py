@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 
 from controller.core.package import script, text
@@ -10,8 +11,9 @@ from controller.core.view import View
 from controller.core.words import Block, Disruption, Drift, Effect, InSync, Layer, NotKnown, Skipped, Step, Verdict
 from controller.facts.words import FleetFacts, HostFacts, Known, Later
 from controller.layers.access.facts import AccessFacts
+from controller.layers.binding.facts import BindingFacts, User
 from controller.layers.devices.facts import Guest, GuestFacts
-from controller.layers.driver.facts import DriverFacts, Installed, Runfile, User, parse
+from controller.layers.driver.facts import DriverFacts, Installed, Runfile, parse
 from controller.layers.driver.reasons import Reason
 from controller.layers.gpu_health.facts import Gpu, GpuFacts, Module
 from controller.layers.kernel.facts import KernelFacts
@@ -51,6 +53,8 @@ def check(view: View, host: Host) -> Verdict:
     reason, message = found
     if (stop := obstacle(host, wish, kernel, driver, gpus)) is not None:
         return _blocked(reason, message, Reason(stop[0].value), *stop[1:])
+    if not is_loaded(want, gpus) and (blocked := _in_use(view, host, reason, message, gpus)) is not None:
+        return blocked
     if reason is Reason.NOT_INSTALLED:
         return _install(view, host, wish, want, message, kernel, driver, gpus)
     if wish.source is DriverSource.PREINSTALLED:
@@ -191,22 +195,26 @@ def _load(
             f"every card of {host.name} that is for the driver is on another one: the module would not load",
             "free one of them from it (host.gpu-binding does, where that is permitted)",
         )
-    if driver.users_unknown is not None and gpus.module is not None:
-        raise NotKnown(driver.users_unknown.reason, f"{host.name}: {driver.users_unknown.message}")
+    return Drift(reason, message, _load_driver(view, host, want, reason, kernel, driver, gpus))
+
+
+def _in_use(view: View, host: Host, reason: Reason, message: str, gpus: GpuFacts) -> Drift | None:
+    """A block while somebody uses the loaded module who is not ours to stop, None else."""
+    users = _users(view, host, gpus)
     ours = {container.id: container for container in view.containers_on(host.name)}
-    foreign = [user for user in driver.users if not _may_stop(user, host, ours)]
-    if gpus.module is not None and foreign:
+    foreign = [user for user in users if not _may_stop(user, host, ours)]
+    if foreign:
         who = "; ".join(_named(user, host) for user in foreign[:5])
         more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
         return _blocked(
             reason,
             message,
             Reason.MODULE_IN_USE,
-            f"driver {gpus.module.version} on {host.name} is in use by {who}{more}",
+            f"the loaded driver of {host.name} is in use by {who}{more}",
             "stop them, name a service under nvidia.holders of the host, or reboot the host when it suits: "
             "the new driver is then loaded at the boot",
         )
-    return Drift(reason, message, _load_driver(view, host, want, reason, kernel, driver, gpus))
+    return None
 
 
 def _own(host: Host) -> list[str]:
@@ -218,10 +226,31 @@ def _is_free(pci: str, gpus: GpuFacts) -> bool:
     return function is not None and function.is_gpu and not function.driver and function.override in ("", "nvidia")
 
 
+def _users(view: View, host: Host, gpus: GpuFacts) -> tuple[User, ...]:
+    """The processes that have one of the driver's nodes open, each once."""
+    if gpus.module is None:
+        return ()
+    facts = view.fact(host.name, "host.gpu-binding", BindingFacts)
+    if facts.unknown is not None:
+        raise NotKnown(facts.unknown.reason, f"{host.name}: {facts.unknown.message}")
+    return tuple({user.pid: user for user in facts.users if user.node.startswith("/dev/nvidia")}.values())
+
+
+_CONTAINER = re.compile(r"/lxc(?:\.payload)?[./](\d+)")  # Proxmox's control group of a CT
+_SERVICE = re.compile(r"/([^/]+)\.service(?:/|$)")
+
+
+def _container_of(user: User) -> int | None:
+    match = _CONTAINER.match(user.group)
+    return int(match[1]) if match else None
+
+
 def _may_stop(user: User, host: Host, ours: dict[int, Container]) -> bool:
-    if user.container is not None:
-        return user.container in ours
-    return user.unit in _holders(host)
+    vmid = _container_of(user)
+    if vmid is not None:
+        return vmid in ours
+    service = _SERVICE.search(user.group)
+    return service is not None and service[1] in _holders(host)
 
 
 def _holders(host: Host) -> tuple[str, ...]:
@@ -229,16 +258,14 @@ def _holders(host: Host) -> tuple[str, ...]:
 
 
 def _named(user: User, host: Host) -> str:
-    if user.container is not None:
-        return f"CT {user.container} (in no spec of {host.name})"
-    return f"{user.name} (process {user.pid}{', ' + user.unit + '.service' if user.unit else ''})"
+    return f"{user.who}{f', which is in no spec of {host.name}' if _container_of(user) is not None else ''}"
 
 
 def _load_driver(
     view: View, host: Host, want: Want, reason: Reason, kernel: KernelFacts, driver: DriverFacts, gpus: GpuFacts
 ) -> Step:
     loaded = gpus.module
-    stopped = _to_stop(view, host, driver) if loaded is not None else ()
+    stopped = _to_stop(view, host, gpus) if loaded is not None else ()
     services = [name for name in _holders(host) if loaded is not None]
     old = driver.runfile(loaded.version, None) if loaded is not None else None
     ref = Ref("Host", host.name)
@@ -272,9 +299,9 @@ def _load_driver(
     )
 
 
-def _to_stop(view: View, host: Host, driver: DriverFacts) -> tuple[Container, ...]:
+def _to_stop(view: View, host: Host, gpus: GpuFacts) -> tuple[Container, ...]:
     """Our containers that use the module, or may begin to: all that run and get cards."""
-    users = {user.container for user in driver.users}
+    users = {_container_of(user) for user in _users(view, host, gpus)}
     if host.platform is Platform.PROXMOX:
         running = {each.id for each in view.fact(host.name, "container.power", PowerFacts).running}
         users |= {c.id for c in view.containers_on(host.name) if c.id in running and c.gpus and c.gpus.number}
@@ -344,7 +371,7 @@ def _loaded(facts: HostFacts, host: Host, want: Want, later: Later) -> HostFacts
         )
         facts = facts.with_section("host.gpu-health", after)
     if isinstance(before, Known) and isinstance(before.value, DriverFacts):
-        facts = facts.with_section(NAME, dataclasses.replace(before.value, users=(), loaded=("nvidia", "nvidia_uvm")))
+        facts = facts.with_section(NAME, dataclasses.replace(before.value, loaded=("nvidia", "nvidia_uvm")))
     return facts
 
 

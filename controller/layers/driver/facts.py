@@ -1,11 +1,11 @@
-"""The NVIDIA driver of a host as it is installed on disk, and who uses the loaded one."""
+"""The NVIDIA driver of a host as it is installed on disk."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from controller.facts.words import ParseError, Section, Unknown
+from controller.facts.words import ParseError, Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,6 @@ class Runfile:
 
 
 @dataclass(frozen=True, slots=True)
-class User:
-    """A process that has one of the driver's nodes open.
-
-    ``container`` is the id of the CT that it belongs to, None for the host's own; ``unit`` its systemd service on the
-    host, "" when it belongs to none.
-    """
-
-    pid: int
-    name: str
-    container: int | None = None
-    unit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
     """A driver that was installed and did not load: its version, its flavour, on which kernel, and what was said."""
 
@@ -56,8 +42,7 @@ class DriverFacts:
 
     ``modules`` are the files that would be loaded, by kernel; ``dkms`` the versions that DKMS builds for new kernels;
     ``libraries`` the versions of libnvidia-ml that programs on the host get. ``loaded`` are NVIDIA's modules in the
-    kernel. ``users_unknown`` says why the users are not known. ``stopped`` are services and CTs that a step of ours
-    stopped and did not start again, as ``service NAME`` and ``ct ID``.
+    kernel. ``stopped`` are services that a step of ours stopped and did not start again, as ``service NAME``.
     """
 
     modules: tuple[Installed, ...] = ()
@@ -65,8 +50,6 @@ class DriverFacts:
     libraries: tuple[str, ...] = ()
     runfiles: tuple[Runfile, ...] = ()
     loaded: tuple[str, ...] = ()
-    users: tuple[User, ...] = ()
-    users_unknown: Unknown | None = None
     refusal: Refusal | None = None
     stopped: tuple[str, ...] = ()
 
@@ -81,20 +64,16 @@ class DriverFacts:
 
 
 _LIBRARY = re.compile(r"(?:.*/)?libnvidia-ml\.so\.(\d+\.\d+(?:\.\d+)?)")
-_CONTAINER = re.compile(r"/lxc(?:\.payload)?[./](\d+)(?:/.*)?")
-_SERVICE = re.compile(r"/([^/]+)\.service(?:/|$)")
 
 
 def parse(section: Section) -> DriverFacts:
     """Read the section's text. Raises ParseError."""
-    plain, mark, users_text = section.out.partition("==users\n")
     fields: dict[str, list[str]] = {}
-    for line in plain.splitlines():
+    for line in section.out.splitlines():
         key, _, value = line.partition(" ")
         if key not in ("module", "dkms", "library", "runfile", "refused", "stopped", "loaded"):
             raise ParseError("garbage", f"cannot read {line[:80]!r}")
         fields.setdefault(key, []).append(value)
-    users, unknown = _users(users_text) if mark else ((), None)
     libraries = (_LIBRARY.fullmatch(target) for target in fields.get("library", ()))
     return DriverFacts(
         modules=_modules(fields.get("module", [])),
@@ -104,8 +83,6 @@ def parse(section: Section) -> DriverFacts:
             Runfile(name, digest) for digest, _, name in (r.partition(" ") for r in fields.get("runfile", ()))
         ),
         loaded=tuple(line.split(" ")[0] for line in fields.get("loaded", ())),
-        users=users,
-        users_unknown=unknown,
         refusal=_refusal(fields.get("refused", [])),
         stopped=tuple(fields.get("stopped", ())),
     )
@@ -137,25 +114,3 @@ def _refusal(lines: list[str]) -> Refusal | None:
     except ValueError:
         raise ParseError("garbage", f"cannot read {lines[0][:80]!r} as a driver that did not load") from None
     return Refusal(version, flavour, kernel, said)
-
-
-def _users(text: str) -> tuple[tuple[User, ...], Unknown | None]:
-    first, _, body = text.partition("\n")
-    if first != "exit 0":
-        return (), Unknown("users-not-known", f"who uses the NVIDIA driver could not be read ({first})")
-    found: list[User] = []
-    for line in body.splitlines():
-        try:
-            pid, group, name = line.split(" ", 2)
-            found.append(_user(int(pid), group, name))
-        except ValueError:
-            raise ParseError("garbage", f"cannot read {line[:80]!r} as a user of the driver") from None
-    return tuple(sorted(found, key=lambda user: user.pid)), None
-
-
-def _user(pid: int, group: str, name: str) -> User:
-    """What a process belongs to, by its control group (cgroup v2)."""
-    if match := _CONTAINER.match(group):
-        return User(pid, name, int(match[1]))
-    match = _SERVICE.search(group)
-    return User(pid, name, None, match[1] if match else "")

@@ -1,4 +1,4 @@
-# The NVIDIA driver as it is installed: module files by kernel, DKMS, the host's library, installers; and who uses it.
+# The NVIDIA driver as it is installed: module files by kernel, DKMS, the host's library, installers.
 root=${root-}
 
 for image in "$root"/boot/vmlinuz-*; do
@@ -33,27 +33,6 @@ if [ -s "$root/run/reconcile/driver-stopped" ]; then
 	while IFS= read -r line; do printf 'stopped %s\n' "$line"; done <"$root/run/reconcile/driver-stopped"
 fi
 
-# Who has the driver's nodes open, where anybody has; what a module counts beside that are modules above it.
-open=0
-for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm; do
-	[ -r "$root/sys/module/$module/refcnt" ] || continue
-	read -r count <"$root/sys/module/$module/refcnt"
-	set -- "$root/sys/module/$module/holders"/*
-	above=0
-	if [ -e "$1" ]; then above=$#; fi
-	printf 'loaded %s %s\n' "$module" "$((count - above))"
-	if [ "$count" -gt "$above" ]; then open=yes; fi
+for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm nvidia_peermem; do
+	if [ -d "$root/sys/module/$module" ]; then printf 'loaded %s\n' "$module"; fi
 done
-[ "$open" = yes ] || return 0
-printf '==users\n'
-# shellcheck disable=SC2016 # run by a shell of its own
-detached nvidia-users 10 sh -c 'find "$1"/proc/[0-9]*/fd -lname "/dev/nvidia*" 2>/dev/null | sort -u | while read -r fd; do
-	pid=${fd#"$1/proc/"} pid=${pid%%/*}
-	[ "$pid" != "${last-}" ] || continue
-	last=$pid name="" group=""
-	read -r name <"$1/proc/$pid/comm" 2>/dev/null || continue
-	while IFS= read -r line; do
-		case $line in 0::*) group=${line#0::} ;; esac
-	done <"$1/proc/$pid/cgroup"
-	printf "%s %s %s\n" "$pid" "$group" "$name"
-done' sh "$root"

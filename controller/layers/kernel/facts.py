@@ -38,9 +38,11 @@ class KernelFacts:
     """All of it.
 
     ``installed`` are the kernels in /boot, ``headers`` those with a tree to build modules against. ``secure_boot`` is
-    None where the firmware does not tell. ``modprobe`` is the modprobe.d that counts, by path: a file in /etc hides
-    one of the same name below /usr/lib. ``packages`` are those that apt would install, of what is lacking;
-    None when it was not asked, or has no answer. ``lists_fresh``: apt's lists are less than a day old.
+    None where the firmware does not tell; ``enrolled_keys`` are the names of the machine owner keys that count then,
+    and ``dkms_key_enrolled`` is whether what DKMS builds is signed with one of them. ``modprobe`` is the modprobe.d
+    that counts, by path: a file in /etc hides one of the same name below /usr/lib. ``packages`` are those that apt
+    would install, of what is lacking; None when it was not asked, or has no answer. ``lists_fresh``: apt's lists are
+    less than a day old.
     """
 
     running: str
@@ -49,6 +51,8 @@ class KernelFacts:
     next_boot_pin: str = ""
     pin: str = ""
     secure_boot: bool | None = False
+    enrolled_keys: tuple[str, ...] = ()
+    dkms_key_enrolled: bool = False
     nouveau_loaded: bool = False
     dkms: bool = False
     boot_tool: bool = False
@@ -122,6 +126,8 @@ def parse(section: Section) -> KernelFacts:
         next_boot_pin=fields.get("next-boot-pin", [""])[0],
         pin=fields.get("pin", [""])[0],
         secure_boot={"0": False, "1": True}.get(secure),
+        enrolled_keys=tuple(fields.get("enrolled", ())),
+        dkms_key_enrolled="dkms-key" in fields,
         nouveau_loaded="nouveau" in fields.get("loaded", ()),
         dkms="dkms" in fields,
         boot_tool="boot-tool" in fields,

@@ -33,7 +33,15 @@ variable=$root/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e09
 if [ ! -d "$root/sys/firmware/efi" ]; then
 	echo secure-boot 0
 elif [ -r "$variable" ]; then
-	printf 'secure-boot %s\n' "$(od -An -tu1 -j4 -N1 "$variable" | tr -d ' ')"
+	on=$(od -An -tu1 -j4 -N1 "$variable" | tr -d ' ')
+	printf 'secure-boot %s\n' "$on"
+	# DKMS signs with a key of its own; it counts when a person has enrolled it at the console.
+	if [ "$on" = 1 ] && command -v mokutil >/dev/null 2>&1; then
+		case $(mokutil --test-key "$root/var/lib/dkms/mok.pub" 2>/dev/null) in
+		*'already enrolled'*) echo dkms-key ;;
+		esac
+		mokutil --list-enrolled 2>/dev/null | sed -n 's/^ *Subject:.*CN *= *\([^,]*\).*/enrolled \1/p'
+	fi
 fi
 
 # What apt could install of what is lacking, by what it knows without asking anybody.

@@ -155,14 +155,16 @@ def _secure_boot(
     host: Host, wish: Driver, want: Want, kernel: KernelFacts, driver: DriverFacts
 ) -> tuple[Obstacle, str, str] | None:
     module = driver.module(kernel.running)
-    is_signed = module is not None and module.version == want.version and bool(module.signer)
-    if not kernel.secure_boot or is_signed or wish.source is DriverSource.PREINSTALLED:
+    is_there = module is not None and (module.version, module.flavour) == (want.version, want.flavour)
+    is_signed = module is not None and is_there and module.signer in kernel.enrolled_keys
+    is_somebodys = wish.source is DriverSource.PREINSTALLED and not is_there
+    if not kernel.secure_boot or is_signed or is_somebodys or (kernel.dkms_key_enrolled and not is_there):
         return None
     return (
         Obstacle.SECURE_BOOT,
         f"secure boot is on on {host.name}: a module that is built there is refused (Key was rejected by service)",
-        "turn secure boot off in the firmware; or install the driver by hand, signed with a machine owner key that is "
-        "enrolled at the console, and write `source: preinstalled`",
+        "enrol DKMS's key (`mokutil --import /var/lib/dkms/mok.pub`, then say yes at the console at the next boot), or "
+        "turn secure boot off in the firmware",
     )
 
 
