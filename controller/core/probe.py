@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from controller.core.package import text
 
+from controller.core.package import text
 from controller.facts.words import Section
 
 LIMIT = 4 * 1024 * 1024  # bytes of one answer; a real host's is under 100 KiB
@@ -59,7 +59,7 @@ def read(data: bytes, nonce: str) -> dict[str, Section]:
     end = f"\n{nonce} end\n".encode()
     while data[position:] != end[1:]:
         if stuck := _STUCK.match(data, position):
-            raise Stuck(f"an earlier look hangs there since {int(stuck[2])} s (process {int(stuck[1])})")
+            raise Stuck(f"does not look: an earlier look hangs there since {int(stuck[2])} s (process {int(stuck[1])})")
         match = _SECTION.match(data, position)
         if match is None or match[1].decode("ascii", "replace") != nonce:
             raise FrameError(f"no section where one should be: {data[position : position + 40]!r}")

@@ -172,11 +172,12 @@ class ProbeShell:
         self._answer += stream.receive()
         self._errors = (self._errors + stream.receive_errors())[-_ERRORS:]
         if probe.complete(self._answer, self._nonce):
-            sections = self._understood()
             self._greeted = True
-            if self._one_shot:
-                self.drop()
-            return sections
+            try:
+                return self._understood()
+            finally:
+                if self._one_shot:
+                    self.drop()
         if not self._begun() and len(self._answer) > _NOISE:
             raise self._failed(Reason.GARBAGE, f"says {_shown(self._answer)} and more, and no answer")
         if len(self._answer) > probe.LIMIT:
@@ -226,7 +227,8 @@ class ProbeShell:
         try:
             sections = probe.read(data, self._nonce)
         except probe.Stuck as error:
-            raise self._failed(Reason.PROBE_STUCK, str(error)) from error
+            # The shell itself is well: it can be asked again.
+            raise HostError(Reason.PROBE_STUCK, f"{self.host} {error}") from error
         except probe.FrameError as error:
             raise self._failed(Reason.GARBAGE, f"gives no answer that can be read: {error}") from error
         before = self._sections

@@ -10,7 +10,7 @@ from controller.core import observe, probe
 from controller.world.port import Look
 from tests.world.servers import Proxy
 
-ROUND_TRIP = 0.2
+ROUND_TRIP = 0.4  # seconds; long beside what a busy machine adds
 
 
 def seconds(what) -> float:
@@ -72,7 +72,7 @@ def test_the_first_look_costs_one_round_trip_beyond_login_and_channel(sshd, worl
         world = worlds({"one": {"port": proxy.port}}, {f"host.test{n}": ": " + "x" * 1000 for n in range(40)})
         transport = world._links["one"].connected()
         open_and_exec = min(seconds(lambda: transport.run("true")) for _ in range(3))
-        assert seconds(lambda: world.observe([Look("one")])) < open_and_exec + 1.5 * ROUND_TRIP
+        assert seconds(lambda: world.observe([Look("one")])) < open_and_exec + 1.8 * ROUND_TRIP
         assert world.counts.rounds == 1
     finally:
         proxy.close()
