@@ -36,7 +36,7 @@ def look(nonce: str, max_age: float, guests: Iterable[int]) -> str:
     return f"look {nonce} {max(0, int(max_age))} {shlex.quote(' '.join(str(g) for g in guests))}\n"
 
 
-class Stuck(FrameError):
+class Stuck(FrameError):  # noqa: N818 - it says how the host is
     """The host answers that an earlier look still hangs there."""
 
 

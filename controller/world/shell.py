@@ -154,9 +154,9 @@ class ProbeShell:
         self.counts.rounds += 1
         try:
             stream.send(text.encode("utf-8", "surrogateescape"), _SEND_TIMEOUT)
-        except ConnectionLost:
-            if stream.ended():
-                return  # it has said why before it went: hear will tell
+        except ConnectionLost as error:
+            if error.reason is not Reason.TIMED_OUT:
+                return  # it went, and may have said why before: hear will tell
             self.drop()
             raise
         if self._one_shot:
