@@ -5,7 +5,7 @@ A pure function, called again after every step with fresh facts: there is no sto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.core.view import View
@@ -22,6 +22,9 @@ class Judged:
     layer: str
     verdict: Verdict
     held: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.layer} of {self.object}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Next:
     @property
     def in_sync(self) -> bool:
         """Everything is known and as wanted."""
-        return all(isinstance(j.verdict, InSync | Skipped) for j in self.judged)
+        return all(_is_right(j.verdict) for j in self.judged)
 
     def verdict(self, obj: Ref, layer: str) -> Verdict | None:
         """The verdict on one layer of one object, None when it was not judged."""
@@ -51,9 +54,12 @@ class Next:
 def next_steps(layers: Sequence[Layer], view: View) -> Next:
     """Judge every layer of every object, in dependency order, and sort what would put the drift right."""
     judged: dict[Ref, list[Judged]] = {}
+    closed: dict[str, Judged] = {}
     for host in view.specs.hosts.values():
         ref = Ref("Host", host.name)
         judged[ref] = list(_chain(layers, view, ref, host, held=""))
+        if (by := _closed_by(layers, judged[ref])) is not None:
+            closed[host.name] = by
     for container in sorted(view.specs.containers.values(), key=lambda c: c.id):
         ref = Ref("Container", container.name)
         held = _held_by_host(layers, judged[Ref("Host", container.host)], uses_gpus=container.gpus is not None)
@@ -63,7 +69,7 @@ def next_steps(layers: Sequence[Layer], view: View) -> Next:
         below = Ref("Container", server.container) if server.container else Ref("Host", str(server.host))
         held = _held_by(judged[below])
         judged[ref] = list(_chain(layers, view, ref, server, held))
-    return _sorted(tuple(j for chain in judged.values() for j in chain))
+    return _sorted(tuple(j for chain in judged.values() for j in chain), closed)
 
 
 def _chain(
@@ -75,7 +81,7 @@ def _chain(
             continue
         verdict = _judge(layer, view, obj)
         yield Judged(ref, layer.name, verdict, held)
-        if not held and not isinstance(verdict, InSync | Skipped):
+        if not held and not _is_right(verdict):
             held = f"{layer.name} of {ref}"
 
 
@@ -88,10 +94,17 @@ def _judge(layer: Layer, view: View, obj: Host | Container | ModelServer) -> Ver
 
 def _held_by(chain: Sequence[Judged]) -> str:
     """The first layer below that is not right."""
-    for judged in chain:
-        if not isinstance(judged.verdict, InSync | Skipped):
-            return f"{judged.layer} of {judged.object}"
-    return ""
+    return next((str(judged) for judged in chain if not _is_right(judged.verdict)), "")
+
+
+def _is_right(verdict: Verdict) -> bool:
+    return isinstance(verdict, InSync | Skipped)
+
+
+def _closed_by(layers: Sequence[Layer], chain: Sequence[Judged]) -> Judged | None:
+    """The layer of a host without which nothing at all is done there: it may not even be the host that is meant."""
+    gates = {layer.name: layer.gates for layer in layers}
+    return next((j for j in chain if gates[j.layer] is Gate.ALL and not _is_right(j.verdict)), None)
 
 
 def _held_by_host(layers: Sequence[Layer], chain: Sequence[Judged], uses_gpus: bool) -> str:
@@ -101,11 +114,11 @@ def _held_by_host(layers: Sequence[Layer], chain: Sequence[Judged], uses_gpus: b
         gate = gates[judged.layer]
         drifted = isinstance(judged.verdict, Drift) and (gate is Gate.ALL or (gate is Gate.GPUS and uses_gpus))
         if drifted or isinstance(judged.verdict, Unseen):
-            return f"{judged.layer} of {judged.object}"
+            return str(judged)
     return ""
 
 
-def _sorted(judged: tuple[Judged, ...]) -> Next:
+def _sorted(judged: tuple[Judged, ...], closed: Mapping[str, Judged]) -> Next:
     ready: list[Step] = []
     held: list[tuple[Step, str]] = []
     blocked: list[tuple[Judged, Block]] = []
@@ -114,8 +127,8 @@ def _sorted(judged: tuple[Judged, ...]) -> Next:
         if not isinstance(one.verdict, Drift):
             continue
         match one.verdict.remedy:
-            case Step() as step if one.held and not step.independent:
-                held.append((step, one.held))
+            case Step() as step if by := _holds(one, step, closed):
+                held.append((step, by))
             case Step() as step:
                 ready.append(step)
             case Block() as block:
@@ -123,3 +136,11 @@ def _sorted(judged: tuple[Judged, ...]) -> Next:
             case Wait() as wait:
                 waiting.append((one, wait))
     return Next(judged, tuple(ready), tuple(held), tuple(blocked), tuple(waiting))
+
+
+def _holds(judged: Judged, step: Step, closed: Mapping[str, Judged]) -> str:
+    """What the step has to wait for: a closed host among those that it touches, or a layer below its own."""
+    by = next((closed[host] for host in step.hosts if host in closed and closed[host] is not judged), None)
+    if by is not None:
+        return str(by)
+    return "" if step.independent else judged.held

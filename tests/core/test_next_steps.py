@@ -2,8 +2,8 @@ import dataclasses
 
 from controller.core.next_steps import next_steps
 from controller.core.view import View
-from controller.core.words import Gate, Step, Unseen
-from controller.facts.words import HostFacts, Unknown
+from controller.core.words import Drift, Gate, Layer, Step, Unseen
+from controller.facts.words import HostFacts, Known, Unknown
 from controller.spec.model import GpuSelector
 from controller.spec.ref import Ref
 from tests.core.builders import blocked_layer, specs, switch_layer, switches
@@ -63,15 +63,47 @@ def test_a_layer_of_gpus_holds_what_uses_them_and_nothing_else() -> None:
     assert [s.layer for s in next_steps((gate, ONE), View(using, facts)).ready] == ["gate"]
 
 
-def test_an_independent_step_is_held_by_nothing() -> None:
-    first = blocked_layer("first")
+def independent(layer: Layer) -> Layer:
+    """The same layer, whose step does not rest on the layers below."""
 
     def check(view: View, obj: object) -> object:
-        verdict = TWO.check(view, obj)
+        verdict = layer.check(view, obj)
+        if not isinstance(verdict, Drift):
+            return verdict
         step = verdict.remedy
         assert isinstance(step, Step)
         return dataclasses.replace(verdict, remedy=dataclasses.replace(step, independent=True))
 
-    stop = dataclasses.replace(TWO, check=check)
-    following = next_steps((first, stop), View(specs(CT), switches(a={"two": False}, b={})))
+    return dataclasses.replace(layer, check=check)
+
+
+def test_an_independent_step_is_held_by_no_layer_below_it() -> None:
+    layers = (blocked_layer("first"), independent(TWO))
+    following = next_steps(layers, View(specs(CT), switches(a={"two": False}, b={})))
     assert [s.layer for s in following.ready] == ["two"]
+
+
+def test_nothing_not_even_an_independent_step_goes_on_where_a_layer_that_gates_all_is_not_right() -> None:
+    gate = dataclasses.replace(blocked_layer("gate", kind="Host"), gates=Gate.ALL)
+    following = next_steps((gate, independent(TWO)), View(specs(CT), switches(a={"two": False}, b={})))
+    assert following.ready == ()
+    assert [(s.layer, held) for s, held in following.held] == [("two", "gate of Host/a")]
+    dark = {"a": HostFacts("a", {"two": Known(False)}), **switches(b={"gate": True})}
+    gate = dataclasses.replace(switch_layer("gate", kind="Host"), gates=Gate.ALL)
+    assert next_steps((gate, independent(TWO)), View(specs(CT), dark)).ready == ()
+
+
+def test_a_step_that_touches_a_host_where_nothing_may_be_done_waits_too() -> None:
+    gate = dataclasses.replace(switch_layer("gate", kind="Host"), gates=Gate.ALL)
+
+    def check(view: View, obj: object) -> object:
+        verdict = TWO.check(view, obj)
+        assert isinstance(verdict, Drift)
+        assert isinstance(verdict.remedy, Step)
+        return dataclasses.replace(verdict, remedy=dataclasses.replace(verdict.remedy, hosts=("a", "b")))
+
+    move = dataclasses.replace(TWO, check=check)
+    facts = switches(a={"gate": True, "two": False}, b={"gate": False})
+    following = next_steps((gate, move), View(specs(CT), facts))
+    assert [s.layer for s in following.ready] == ["gate"]
+    assert [held for _, held in following.held] == ["gate of Host/b"]
