@@ -6,9 +6,7 @@ main() {
 	conf=/etc/pve/lxc/$id.conf
 	[ -f "$conf" ] || stale "CT $id is not on this node"
 	[ "$(digest "$conf")" = "$seen" ] || stale "$conf has changed since it was read"
-	if [ -f /etc/pve/ha/resources.cfg ] && grep -q "^ct:[[:space:]]*${id}[[:space:]]*\$" /etc/pve/ha/resources.cfg; then
-		stale "HA manages CT $id now"
-	fi
+	! ha_manages || stale "HA manages CT $id now"
 	case $action in
 	start) ! runs || stale "CT $id runs already" ;;
 	stop | restart) [ "$(started)" = "$since" ] || stale "CT $id has been stopped or started since it was seen" ;;
@@ -18,11 +16,6 @@ main() {
 	if [ "$action" != stop ]; then start_it; fi
 }
 
-stop_it() {
-	pct shutdown "$id" --timeout 60 --forceStop 1 </dev/null || said=$?
-	within 30 stopped || die "CT $id still runs after pct shutdown (exit ${said:-0})"
-}
-
 start_it() {
 	rm -f "/run/reconcile/edited/$id" "/run/reconcile/restarted/$id"
 	pct start "$id" </dev/null || said=$?
@@ -30,20 +23,6 @@ start_it() {
 	mkdir -p /run/reconcile/restarted
 	printf '%s %s\n' "$(started)" "$why" >"/run/reconcile/restarted/$id.new"
 	mv -f "/run/reconcile/restarted/$id.new" "/run/reconcile/restarted/$id"
-}
-
-# within SECONDS COMMAND: until the command says yes.
-within() {
-	left=$(($1 * 10))
-	until "$2"; do
-		left=$((left - 1))
-		[ "$left" -gt 0 ] || return 1
-		sleep 0.1
-	done
-}
-
-stopped() {
-	! runs
 }
 
 # What pct says is not enough: a start that only queues (HA) or an init that ends at once is no running container.

@@ -21,3 +21,39 @@ started() {
 		printf '0\n'
 	fi
 }
+
+# ha_manages: whether HA starts, stops and moves the container.
+ha_manages() {
+	[ -f /etc/pve/ha/resources.cfg ] && grep -q "^ct:[[:space:]]*${id}[[:space:]]*\$" /etc/pve/ha/resources.cfg
+}
+
+# quorate: whether this node may write in its cluster; one that is in no cluster of several always may.
+quorate() {
+	_members=$(cat /etc/pve/.members) || return 1
+	case $_members in *'"quorate": 0'*) return 1 ;; esac
+}
+
+# online NODE: whether this node sees the other in the cluster.
+online() {
+	grep -q "^ *\"$1\": {.*\"online\": 1" /etc/pve/.members
+}
+
+# stop_it: shuts the container down, by force after a minute.
+stop_it() {
+	pct shutdown "$id" --timeout 60 --forceStop 1 </dev/null || said=$?
+	within 30 stopped || die "CT $id still runs after pct shutdown (exit ${said:-0})"
+}
+
+# within SECONDS COMMAND: until the command says yes.
+within() {
+	left=$(($1 * 10))
+	until "$2"; do
+		left=$((left - 1))
+		[ "$left" -gt 0 ] || return 1
+		sleep 0.1
+	done
+}
+
+stopped() {
+	! runs
+}

@@ -497,6 +497,80 @@ def opens(host: Host, vmid: int, path: str) -> str:
     return "" if kernel_physics.serves(host, node) else "No such device or address"
 
 
+# --- storages, and moving containers ---------------------------------------------------------------------------------
+
+
+_SHARED = ("iscsi", "nfs", "cifs", "rbd", "cephfs", "iscsidirect", "glusterfs", "zfs", "drbd", "pbs")  # Plugin.pm
+
+
+def _storage(fleet: Fleet, host: Host, name: str) -> tuple[str, dict[str, str]] | None:
+    """The kind and the options of a storage, None when storage.cfg does not define it."""
+    config = read(fleet, host, "/etc/pve/storage.cfg")
+    block = re.search(
+        rf"^([a-z0-9]+):\s*{re.escape(name)}\n((?:[ \t]+.*\n?)*)", config.text if config else "", re.MULTILINE
+    )
+    if block is None:
+        return ("dir", {"path": "/var/lib/vz"}) if name == "local" else None
+    return block[1], {m[1]: m[2].strip() for m in re.finditer(r"^[ \t]+(\S+)(.*)$", block[2], re.MULTILINE)}
+
+
+def storage_kind(fleet: Fleet, host: Host, name: str) -> str:
+    """``rbd``, ``dir``, …; empty for one that is not defined."""
+    found = _storage(fleet, host, name)
+    return found[0] if found is not None else ""
+
+
+def rbd_status(fleet: Fleet, host: Host, storage: str, image: str) -> Said:
+    """``rbd status --format json``: every host that runs a container on the image watches it, whatever its cluster."""
+    watchers = [
+        f'{{"address":"{other.address}:0/{container.pid}","client":{4100 + container.pid % 997},"cookie":1}}'
+        for other in fleet.hosts.values()
+        for container in other.containers.values()
+        if other.cluster == host.cluster and container.image == f"{storage}:{image}"
+    ]
+    return Said(0, out=f'{{"watchers":[{",".join(watchers)}]}}\n')
+
+
+def pct_migrate(fleet: Fleet, host: Host, vmid: int, target: str) -> Said:
+    """``pct migrate`` of a stopped CT on shared storage (LXC/Migrate.pm): what it needs there is not looked at."""
+    cluster, config = fleet.cluster_of(host), config_of(fleet, host, vmid)
+    if cluster is None or config is None:
+        return Said(2, err=f"Configuration file 'nodes/{host.name}/lxc/{vmid}.conf' does not exist\n")
+    if ha_managed(fleet, host, vmid):
+        return Said(0, out=f"Requesting HA migration for CT {vmid} to node {target}\n")
+    try:
+        _check_migration(fleet, host, vmid, target, config)
+    except _Fails as failure:
+        return Said(255, err=f"ERROR: migration aborted (duration 00:00:00): {failure}\nmigration aborted\n")
+    failed = rename(fleet, host, f"/etc/pve/lxc/{vmid}.conf", f"/etc/pve/nodes/{target}/lxc/{vmid}.conf")
+    if failed:
+        return Said(255, err=f"Failed to move config to node '{target}' - rename failed: {failed}\nmigration aborted\n")
+    return Said(0, out="migration finished successfully (duration 00:00:01)\n")
+
+
+def _check_migration(fleet: Fleet, host: Host, vmid: int, target: str, config: Config) -> None:
+    if "lock" in config.keys:
+        raise _Fails(f"CT is locked ({config.keys['lock']})")
+    if vmid in host.containers:
+        raise _Fails("running container can only be migrated in restart mode")
+    for key in sorted(key for key in config.keys if re.fullmatch(r"rootfs|mp\d+", key)):
+        value = config.keys[key]
+        volume = _option(value, "volume") or _option(value, "path")
+        if volume.startswith("/"):
+            if _option(value, "shared") != "1":
+                raise _Fails(
+                    f"cannot migrate local {'device' if volume.startswith('/dev/') else 'bind'} mount point '{key}'"
+                )
+            continue
+        name = volume.partition(":")[0]
+        for node in (host.name, target):
+            found = _storage(fleet, host, name)
+            if found is None:
+                raise _Fails(f"storage '{name}' does not exist")
+            if "nodes" in found[1] and node not in found[1]["nodes"].split(","):
+                raise _Fails(f"storage '{name}' is not available on node '{node}'")
+
+
 # --- virtual machines ------------------------------------------------------------------------------------------------
 
 
