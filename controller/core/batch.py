@@ -9,7 +9,10 @@ from controller.spec.model import Limits
 
 
 def batch(ready: Iterable[Step], limits: Limits, busy: frozenset[str] = frozenset()) -> tuple[Step, ...]:
-    """The first steps, in order, that overlap neither with each other nor with ``busy`` hosts, within the limits."""
+    """The first steps, in order, that overlap neither with each other nor with ``busy`` hosts, within the limits.
+
+    What is at work on a busy host counts as a step that disrupts: nobody can say that it does not.
+    """
     chosen: list[Step] = []
     hosts: set[str] = set(busy)
     for step in ready:
@@ -17,7 +20,7 @@ def batch(ready: Iterable[Step], limits: Limits, busy: frozenset[str] = frozense
             continue
         if any(step.object == other.object or _share(step, other) for other in chosen):
             continue
-        if step.disrupts and sum(1 for other in chosen if other.disrupts) >= limits.disruptive_at_once:
+        if step.disrupts and len(busy) + sum(1 for other in chosen if other.disrupts) >= limits.disruptive_at_once:
             continue
         chosen.append(step)
         hosts |= set(step.hosts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +23,9 @@ from controller.world.port import Done, Lost, Order, Outcome, Refused, World
 
 STALE = 75  # EX_TEMPFAIL of sysexits.h: a script found that the facts it was decided on no longer hold
 TRIES = 5  # of one step whose facts keep changing under it, before it is called failed
+AGAIN = 32  # steps of one action in one layer of an object: more than a host has cards, and no fight goes on for ever
+FRESH = 30.0  # seconds that facts may be old when a step is begun: it may rest on those of any host
+STARTING = 90.0  # seconds from an order to the unit's start at most; its own time comes after them
 POLL = 1.0  # seconds between looks at a host whose unit is still at work
 
 
@@ -99,17 +103,23 @@ class Pass:
     teller: Teller
     timeout: float
     narrowed: Callable[[Ref, str], bool] = lambda ref, layer: True
+    _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _lost: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
 
     def run(self, eyes: Eyes) -> Report:
         """Perform what may be done until nothing more can be done now. ``eyes`` has looked at every host before."""
         report = Report(eyes.facts, self._next(eyes.facts))
+        self._looked = dict.fromkeys(eyes.facts, self.clock.now())
         until = self.clock.now() + self.timeout
-        performed: dict[str, int] = {}
         while True:
             busy = _busy(eyes.facts)
-            steps = batch(self._candidates(report), self.specs.fleet.limits, frozenset(busy))
-            if steps:
-                self._perform(steps, eyes, report, performed)
+            steps = batch(
+                self._candidates(report), self.specs.fleet.limits, frozenset({*busy, *self._in_doubt(report)})
+            )
+            if steps and min(self._looked.values()) < self.clock.now() - FRESH:
+                self._look(eyes, eyes.facts)
+            elif steps:
+                self._perform(steps, eyes, report)
             else:
                 waits = self._waits(report, busy)
                 if not waits:
@@ -119,9 +129,15 @@ class Pass:
                     return report
                 self.teller.waiting("; ".join(dict.fromkeys(waits.values())))
                 self.clock.wait(POLL)
-                eyes.look(waits)
+                self._look(eyes, waits)
             report.facts, report.upcoming = eyes.facts, self._next(eyes.facts)
             self._take_failed_jobs(report)
+            self._give_up_loops(report)
+
+    def _look(self, eyes: Eyes, hosts: Iterable[str]) -> None:
+        looked = tuple(hosts)
+        eyes.look(looked)
+        self._looked.update(dict.fromkeys(looked, self.clock.now()))
 
     def _next(self, facts: FleetFacts) -> Next:
         return next_steps(self.layers, View(self.specs, facts))
@@ -136,10 +152,20 @@ class Pass:
     def _waits(self, report: Report, busy: dict[str, str]) -> dict[str, str]:
         """What is waited for, by host: a step at work that keeps something back, a job, a reboot."""
         waits = {} if report.upcoming.in_sync else dict(busy)
+        if self._candidates(report):
+            waits.update(self._in_doubt(report))
         for judged, wait in report.upcoming.waiting:
             if self.narrowed(judged.object, judged.layer):
                 waits.update(dict.fromkeys(wait.hosts, wait.message))
         return waits
+
+    def _in_doubt(self, report: Report) -> dict[str, str]:
+        """Hosts on which a step of this pass may still be at work: its end was not seen, and they do not answer."""
+        return {
+            host: f"{step} may still run on {host}, which does not answer"
+            for host, (step, until) in self._lost.items()
+            if self.clock.now() < until and observe.units(report.facts[host]) is None
+        }
 
     def _take_failed_jobs(self, report: Report) -> None:
         """A job that this pass started and that has failed is not started again by it."""
@@ -148,30 +174,40 @@ class Pass:
             job = units.job(ended.step.job) if units is not None and ended.step.job is not None else None
             if job is not None and job.id == ended.step.id and job.state == "failed":
                 said = next((line for line in reversed(job.log) if line.strip()), f"exit {job.rc}")
-                failed = Ended(ended.step, Result.FAILED, f"the job has failed: {said.strip()[:300]}")
-                report.failed[ended.step.id] = failed.message
-                report.ended.append(failed)
-                self.teller.ended(failed)
+                self._end(report, Ended(ended.step, Result.FAILED, f"the job has failed: {said.strip()[:300]}"))
 
-    def _perform(self, steps: Sequence[Step], eyes: Eyes, report: Report, performed: dict[str, int]) -> None:
+    def _give_up_loops(self, report: Report) -> None:
+        """What is needed again and again is fought over by somebody, or by two layers: it is not done for ever."""
+        same = Counter(e.step.id for e in report.ended)
+        alike = Counter((e.step.object, e.step.layer, e.step.action) for e in report.ended)
+        for step in report.upcoming.ready:
+            times = alike[step.object, step.layer, step.action]
+            if step.id not in report.failed and (same[step.id] >= TRIES or times >= AGAIN):
+                message = f"{step.action} was done {times} times in this pass and is needed again: a loop"
+                self._end(report, Ended(step, Result.FAILED, message))
+
+    def _end(self, report: Report, ended: Ended) -> None:
+        if ended.result in (Result.FAILED, Result.REFUSED):
+            report.failed[ended.step.id] = ended.message
+        report.ended.append(ended)
+        self.teller.ended(ended)
+
+    def _perform(self, steps: Sequence[Step], eyes: Eyes, report: Report) -> None:
         before = report.upcoming
         for step in steps:
             self.teller.started(step)
         with ThreadPoolExecutor(max_workers=len(steps)) as pool:
             outcomes = list(pool.map(lambda step: self._order(step, eyes.facts), steps))
-        eyes.look(host for step in steps for host in step.hosts)
+        self._look(eyes, (host for step in steps for host in step.hosts))
         after = self._next(eyes.facts)
         for step, outcome in zip(steps, outcomes, strict=True):
+            if isinstance(outcome, Lost):
+                self._lost[step.hosts[0]] = (step.id, self.clock.now() + STARTING + step.timeout)
             ended = _ended(step, outcome, before, after)
-            performed[step.id] = performed.get(step.id, 0) + 1
-            if ended.result is not Result.WORKED and performed[step.id] >= TRIES:
+            tries = 1 + sum(1 for earlier in report.ended if earlier.step.id == step.id)
+            if ended.result is not Result.WORKED and tries >= TRIES:
                 ended = Ended(step, Result.FAILED, f"given up after {TRIES} tries: {ended.message}")
-            elif ended.result is Result.WORKED and performed[step.id] >= TRIES:
-                ended = Ended(step, Result.FAILED, f"worked {TRIES} times in this pass and is needed again: a loop")
-            if ended.result in (Result.FAILED, Result.REFUSED):
-                report.failed[step.id] = ended.message
-            report.ended.append(ended)
-            self.teller.ended(ended)
+            self._end(report, ended)
 
     def _order(self, step: Step, facts: FleetFacts) -> Outcome:
         units = observe.units(facts[step.hosts[0]])

@@ -52,3 +52,11 @@ def test_steps_that_overlap_are_taken_one_at_a_time() -> None:
     apart = Limits(disruptive_at_once=10, never_together=(("a", "b"),))
     assert [s.object.name for s in batch(steps, apart)] == ["ct"]
     assert batch(steps, apart, frozenset({"b"})) == ()
+
+
+def test_what_is_at_work_already_counts_for_how_much_may_be_disrupted_at_once() -> None:
+    steps = ready(specs(CT, ("third", 131, "b")))
+    assert batch(steps, Limits(), frozenset({"a"})) == ()
+    assert [s.object.name for s in batch(steps, Limits(disruptive_at_once=2), frozenset({"a"}))] == ["third"]
+    harmless = [dataclasses.replace(step, disrupts=()) for step in steps]
+    assert [s.object.name for s in batch(harmless, Limits(), frozenset({"a"}))] == ["third"]

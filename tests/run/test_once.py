@@ -11,7 +11,7 @@ from controller.core.words import Disruption, Drift, InSync, Layer, Script, Step
 from controller.facts.units import How, Job, Unit, UnitFacts
 from controller.facts.words import Observation, Section, Unknown
 from controller.run.eyes import Eyes
-from controller.run.once import TRIES, Ended, Pass, Report, Result
+from controller.run.once import AGAIN, FRESH, TRIES, Ended, Pass, Report, Result
 from controller.spec.model import Container, Specs
 from controller.spec.policy import Permission
 from controller.spec.ref import Ref
@@ -306,3 +306,60 @@ def test_a_job_that_fails_is_told_with_its_last_line_and_not_started_again_in_th
     report, _ = run(board, (job_layer(board),), specs(CT), clock)
     assert board.performed == ["one"]
     assert list(report.failed.values()) == ["the job has failed: no headers"]
+
+
+def test_a_step_rests_on_no_facts_that_are_old_by_the_time_it_is_begun() -> None:
+    board, clock = Switchboard(a={"one": False}, b={"one": False}), Clock()
+
+    def takes_long(order: Order) -> Outcome:
+        clock.at += FRESH + 1
+        board.hosts["b"]["one"] = True  # somebody has put it right meanwhile
+        return board.turn_on(order)
+
+    board.answers["one"] = [takes_long]
+    report, _ = run(board, (ONE,), specs(CT, ("other", 130, "b")), clock)
+    assert [e.step.hosts for e in report.ended] == [("a",)]
+    assert report.upcoming.in_sync
+
+
+def test_a_step_that_worked_in_the_end_is_not_called_a_loop() -> None:
+    board = Switchboard(a={"one": False}, b={})
+    board.answers["one"] = [lambda order: Done(75, "", "changed\n")] * (TRIES - 1)
+    report, _ = run(board, (ONE,), specs(CT))
+    assert results(report)[-1] == ("one", Result.WORKED)
+    assert report.failed == {}
+
+
+def test_steps_that_somebody_undoes_again_and_again_end_though_each_is_another() -> None:
+    board = Switchboard(a={"one": False}, b={})
+    board.answers["one"] = [lambda order: Done(0, "", "")] * 1000
+    edits = iter(range(1000))
+
+    def check(view: View, container: Container) -> Verdict:
+        verdict = ONE.check(view, container)
+        assert isinstance(verdict, Drift)
+        assert isinstance(verdict.remedy, Step)
+        return dataclasses.replace(verdict, remedy=dataclasses.replace(verdict.remedy, args=(str(next(edits)),)))
+
+    report, _ = run(board, (dataclasses.replace(ONE, check=check),), specs(CT))
+    assert len(board.performed) == AGAIN
+    assert "is needed again: a loop" in list(report.failed.values())[-1]
+
+
+def test_while_a_lost_step_may_still_disrupt_no_other_step_does() -> None:
+    board, clock = Switchboard(a={"one": False}, b={"one": False}), Clock()
+
+    def vanish(order: Order) -> Outcome:
+        board.dark.add("a")
+        return Lost("the connection was lost")
+
+    def begun_at(order: Order) -> Outcome:
+        begun.append(clock.at)
+        return board.turn_on(order)
+
+    begun: list[float] = []
+    board.answers["one"] = [vanish, begun_at]
+    _, teller = run(board, (ONE,), specs(CT, ("other", 130, "b")), clock, timeout=1000)
+    assert len(begun) == 1
+    assert begun[0] >= 120  # the step's own time is up by then, whatever became of it
+    assert "may still run on a, which does not answer" in teller.waits[0]
