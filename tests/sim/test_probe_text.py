@@ -15,10 +15,12 @@ from controller.facts.words import Section
 from controller.layers.access import sim as access
 from controller.layers.devices import sim as devices
 from controller.layers.gpu_health import sim as gpu_health
+from controller.layers.mounts import sim as mounts
 from controller.layers.order import ORDER
+from controller.layers.placement import sim as placement
 from controller.layers.power import sim as power
 from controller.layers.shared import pve_physics
-from controller.layers.shared.truth import Fleet, Host, Lease, Unit, Work
+from controller.layers.shared.truth import File, Fleet, Host, Lease, Unit, Work
 from controller.world import units as real_units
 from controller.world.sim import units
 from tests.sim import tree
@@ -32,6 +34,8 @@ SIMULATED: dict[str, Callable[[Fleet, Host, tuple[int, ...]], Section]] = {
     "host.gpu-health": gpu_health.answer,
     "container.devices": devices.answer,
     "container.power": power.answer,
+    "container.placement": placement.answer,
+    "container.mounts": mounts.answer,
 }
 
 
@@ -58,6 +62,24 @@ def edited() -> Fleet:
     return made
 
 
+def left_behind() -> Fleet:
+    """A CT of a node that is off, with mounts of all sorts, and somebody who runs on its disk."""
+    made = demo()
+    host, other = made.hosts["kpro5"], made.hosts["kpro4"]
+    conf = (
+        "arch: amd64\nmp0: /srv/models,mp=/models,shared=1\nmp1: volume=ceph-rbd:vm-130-disk-1,mp=/data\n"
+        "mp2: ceph-rbd:vm-129-disk-0,mp=/twice\nmp3: mp=/tank,volume=/tank/a\nrootfs: ceph-rbd:vm-130-disk-0,size=8G\n"
+        "lxc.mount.entry: /srv/list list none bind,create=file\nlxc.mount.entry = /no/where no none bind,optional\n"
+        "lxc.mount.entry: tmpfs tmp tmpfs rw\nlxc.mount.entry: /srv/a\\040b ab none bind\n"
+        "[1snap]\nlxc.mount.entry: /srv x none bind\n[before]\nmp9: /snap,mp=/snap\n"
+    )
+    host.directories += ["/srv/models", "/srv/a b"]
+    host.files["/srv/list"] = File("x\n")
+    assert pve_physics.write(made, other, "/etc/pve/lxc/130.conf", conf) == ""
+    pve_physics.power_off(made, other)
+    return made
+
+
 def bare() -> Fleet:
     """No driver, nothing in the cluster, an override, no IOMMU."""
     made, host = box('{pci: "4f:00.0", model: RTX A6000, override: vfio-pci, audio: false}')
@@ -71,7 +93,7 @@ def _digest(of: str) -> str:
 
 
 @pytest.mark.parametrize("section", SIMULATED)
-@pytest.mark.parametrize("build", [untouched, edited, bare])
+@pytest.mark.parametrize("build", [untouched, edited, left_behind, bare])
 def test_the_simulation_prints_what_the_fragment_prints(
     section: str, build: Callable[[], Fleet], tmp_path: Path
 ) -> None:

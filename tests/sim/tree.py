@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def lay(fleet: Fleet, host: Host, root: Path) -> None:
         (root / "sys/fs/cgroup/cgroup.controllers").touch()
     for path, file in host.files.items():
         _file(root, path, file.text, file.mtime)
+    for path in host.directories:
+        (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
     _pve(fleet, host, root)
     _containers(host, root)
 
@@ -36,10 +39,22 @@ def tools(fleet: Fleet, host: Host, folder: Path) -> None:
         "id": f"echo {host.uid}",
         "uname": f"echo Linux {host.kernel} {host.arch}",
         "lxc-info": f"case $2 in\n{infos}esac",
+        "rbd": _rbd(fleet, host),
     }
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
+
+
+def _rbd(fleet: Fleet, host: Host) -> str:
+    """``rbd … status IMAGE`` for every image in the cluster: the last argument says which."""
+    cluster = fleet.cluster_of(host)
+    configs = pve_physics.tree(cluster, host.name).files.values() if cluster is not None else ()
+    images = {(m[1], m[2]) for file in configs for m in re.finditer(r"([a-z-]+):(vm-\d+-disk-\d+)", file.text)}
+    said = "".join(
+        f"{image}) echo '{pve_physics.rbd_status(fleet, host, s, image).out.strip()}' ;;\n" for s, image in images
+    )
+    return f"for image; do :; done\ncase $image in\n{said}esac"
 
 
 def _file(root: Path, path: str, text: str, mtime: int = 0) -> None:
@@ -64,6 +79,7 @@ def _node(root: Path, path: str, node: Node) -> None:
 def _proc(fleet: Fleet, host: Host, root: Path) -> None:
     _file(root, "/proc/sys/kernel/hostname", f"{host.name}\n")
     _file(root, "/proc/sys/kernel/random/boot_id", f"{host.boot_id}\n")
+    _file(root, "/proc/mounts", "/dev/sda1 / ext4 rw,relatime 0 0\nlxcfs /var/lib/lxcfs fuse.lxcfs rw 0 0\n")
     _file(root, "/proc/uptime", f"{fleet.uptime(host):.2f} 0.00\n")
     _file(root, "/proc/stat", f"cpu 0 0\nbtime {int(host.booted)}\n")
     devices = "".join(f"{major:3} {name}\n" for major, name in kernel_physics.proc_devices(host))
@@ -114,6 +130,9 @@ def _pve(fleet: Fleet, host: Host, root: Path) -> None:
         _file(root, f"/etc/pve/{path}", file.text, file.mtime)
     _file(root, "/etc/pve/.members", pve_physics.members(fleet, host))
     _file(root, "/etc/pve/.vmlist", pve_physics.vmlist(fleet, host))
+    for vmid, machine in host.machines.items():
+        _file(root, f"/run/qemu-server/{vmid}.pid", f"{machine.pid}\n")
+        (root / f"proc/{machine.pid}").mkdir(parents=True, exist_ok=True)
     reserved = "".join(f"{a} {vmid} pid:{m.pid}\n" for vmid, m in host.machines.items() for a in m.functions)
     if reserved:
         _file(root, "/run/qemu-server/pci-id-reservations", reserved)

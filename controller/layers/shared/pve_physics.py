@@ -500,9 +500,6 @@ def opens(host: Host, vmid: int, path: str) -> str:
 # --- storages, and moving containers ---------------------------------------------------------------------------------
 
 
-_SHARED = ("iscsi", "nfs", "cifs", "rbd", "cephfs", "iscsidirect", "glusterfs", "zfs", "drbd", "pbs")  # Plugin.pm
-
-
 def _storage(fleet: Fleet, host: Host, name: str) -> tuple[str, dict[str, str]] | None:
     """The kind and the options of a storage, None when storage.cfg does not define it."""
     config = read(fleet, host, "/etc/pve/storage.cfg")
