@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from controller.core.defects import DEFECT, defect
 from controller.core.view import View
 from controller.core.words import Block, Drift, Gate, InSync, Layer, NotKnown, Skipped, Step, Unseen, Verdict, Wait
 from controller.spec.model import Container, Host, ModelServer
@@ -90,6 +91,9 @@ def _judge(layer: Layer, view: View, obj: Host | Container | ModelServer) -> Ver
         return layer.check(view, obj)
     except NotKnown as unknown:
         return Unseen(unknown.reason, unknown.message)
+    except Exception as error:
+        # What one host's text makes a check stumble over must not keep the others from being looked after.
+        return Unseen(DEFECT, f"{layer.name} of {obj.ref} cannot be judged: {defect(error)}")
 
 
 def _held_by(chain: Sequence[Judged]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from controller.core.defects import DEFECT, defect
 from controller.core.words import Layer
 from controller.facts.units import UnitFacts
 from controller.facts.units import parse as parse_units
@@ -49,3 +50,5 @@ def _parsed(parse: Parser, host: str, name: str, section: Section) -> Known[obje
         return Unknown(error.reason, f"{name} of {host}: {error.message}")
     except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
         return Unknown("garbage", f"{name} of {host} could not be understood: {error!r}")
+    except Exception as error:
+        return Unknown(DEFECT, f"{name} of {host} could not be understood: {defect(error)}")

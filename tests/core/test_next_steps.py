@@ -107,3 +107,20 @@ def test_a_step_that_touches_a_host_where_nothing_may_be_done_waits_too() -> Non
     following = next_steps((gate, move), View(specs(CT), facts))
     assert [s.layer for s in following.ready] == ["gate"]
     assert [held for _, held in following.held] == ["gate of Host/b"]
+
+
+def test_a_check_that_stumbles_is_unknown_and_keeps_no_other_object_from_being_looked_after() -> None:
+    def check(view: View, obj: object) -> object:
+        if obj is view.specs.containers["ct"]:
+            raise AssertionError("password: hunter2")
+        return ONE.check(view, obj)
+
+    odd = dataclasses.replace(ONE, check=check)
+    facts = switches(a={"one": False}, b={"one": False})
+    following = next_steps((odd,), View(specs(CT, ("other", 130, "b")), facts))
+    assert [s.object.name for s in following.ready] == ["other"]
+    verdict = following.verdict(Ref("Container", "ct"), "one")
+    assert isinstance(verdict, Unseen)
+    assert verdict.reason == "defect"
+    assert "AssertionError at tests/core/test_next_steps.py:" in verdict.message
+    assert "hunter2" not in verdict.message
