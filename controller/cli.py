@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, TypeVar
 
 import click
-from pydantic import BaseModel
+from click.core import ParameterSource
 
 import controller
 from controller.core import conditions
+from controller.core.next_steps import Next
 from controller.core.permissions import Grants, asked_for
 from controller.core.plan import Plan, PlanLoop, plan
-from controller.core.words import Block, Disruption, Drift, InSync, Skipped, Step, Unseen, Wait
+from controller.core.words import Disruption
 from controller.layers.order import ORDER
-from controller.report import model, text
+from controller.layers.shared.truth import Impossible
+from controller.report import model, tell, text
 from controller.run import session, state
 from controller.run import specs as spec_files
-from controller.run.once import Ended, Pass, Report
+from controller.run.once import Pass, Report
 from controller.spec.load import SpecErrors, load
 from controller.spec.model import Specs
 from controller.spec.policy import Permission
 from controller.spec.ref import Ref
 from controller.spec.schema import schema as spec_schema
 from controller.world.fleet import SshWorld
-from controller.world.keys import NotPinned
+from controller.world.keys import NotPinned, Shown
 from controller.world.sim.snapshot import snapshot as snapshot_of
 from controller.world.transport import HostError
 
@@ -63,25 +68,36 @@ _COMMON = (
     click.option(
         "--fleet", default="ssh", show_default=True, metavar="ssh|sim:FILE", help="Real hosts, or a simulated fleet."
     ),
-    click.option("--state", metavar="DIR", help="Where the controller remembers [RECONCILE_STATE]."),
-    click.option("--host", multiple=True, metavar="NAME", help="Only what lives on this host."),
+    click.option(
+        "--state",
+        metavar="DIR",
+        help="Where the controller remembers [RECONCILE_STATE, else reconcile in XDG_STATE_HOME or ~/.local/state].",
+    ),
+    click.option("--host", multiple=True, metavar="NAME", help="Only this host and what lives on it."),
     click.option("--object", multiple=True, metavar="KIND/NAME", help="Only this object and what it stands on."),
     click.option("--layer", multiple=True, metavar="NAME", help="Only this layer."),
     click.option("--read-only", is_flag=True, help="Start nothing on any host, whatever else is asked."),
     click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Text, or JSON."),
     click.option("-v", "--verbose", count=True, help="Say more; twice for everything."),
-    click.option("--no-color", is_flag=True, help="Plain text, also on a terminal."),
+    click.option("--no-color", is_flag=True, help="Plain text, also on a terminal [NO_COLOR]."),
 )
 
 
 def common(function: F) -> F:
-    """Give a command the common options, as one ``Common``."""
+    """Give a command the common options, as one ``Common``; they may stand before the command's name too."""
 
     def wrapper(**options: Any) -> Any:
-        names = Common.__dataclass_fields__
-        shared = Common(**{name: options.pop(name) for name in names})
-        _prepare(shared)
-        return function(shared, **options)
+        context = click.get_current_context()
+        given = {name: options.pop(name) for name in Common.__dataclass_fields__}
+        shared = _with_those_before(context, Common(**given))
+        context.obj = shared
+        _prepare(shared, context)
+        try:
+            return function(shared, **options)
+        except Ends as end:
+            if shared.json:
+                _print_json(model.ErrorsReport(errors=end.errors))
+            raise
 
     update_wrapper(wrapper, function)
     for option in reversed(_COMMON):
@@ -89,112 +105,203 @@ def common(function: F) -> F:
     return wrapper  # type: ignore[return-value]  # click's decorators keep the function
 
 
-def _prepare(shared: Common) -> None:
+def _with_those_before(context: click.Context, own: Common) -> Common:
+    """A command's options, and those that stood before its name where it was not given the same."""
+    before = context.parent.obj if context.parent is not None else None
+    if not isinstance(before, Common):
+        return own
+    merged = {}
+    for name in Common.__dataclass_fields__:
+        earlier, later = getattr(before, name), getattr(own, name)
+        if isinstance(earlier, tuple) or name == "verbose":
+            merged[name] = earlier + later
+        elif context.get_parameter_source(name) is ParameterSource.DEFAULT:
+            merged[name] = earlier
+        else:
+            merged[name] = later
+    return Common(**merged)
+
+
+def _prepare(shared: Common, context: click.Context) -> None:
     level = {0: logging.WARNING, 1: logging.INFO}.get(shared.verbose, logging.DEBUG)
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    if level > logging.DEBUG:
-        logging.getLogger("paramiko").setLevel(logging.CRITICAL)
-    if shared.no_color:
-        context = click.get_current_context()
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger().setLevel(level)
+    logging.getLogger("paramiko").setLevel(logging.DEBUG if level == logging.DEBUG else logging.CRITICAL)
+    if shared.no_color or os.environ.get("NO_COLOR"):
         context.color = False
 
 
 class Ends(click.ClickException):
-    """A command that ends early, with a message and an exit code."""
+    """A command that could not be carried out, why, and its exit code."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int = COULD_NOT, errors: list[model.ErrorRow] | None = None) -> None:
         super().__init__(message)
+        self.errors = errors or [model.ErrorRow(message=message)]
         self.__dict__["exit_code"] = code  # click declares it for the class, and reads it from the instance
 
     def show(self, file: Any = None) -> None:
-        """Print the message, and nothing else, on stderr."""
-        click.echo(self.message, err=True)
+        """Print the message, and nothing else, on stderr; in lines of its own on a terminal, in one when it is piped."""
+        one_line = "\n" not in self.message
+        click.echo(text.wrapped(self.message, "", "  ") if one_line and sys.stderr.isatty() else self.message, err=True)
+
+
+def _print_json(report: model.Printed) -> None:
+    click.echo(report.model_dump_json(indent=2, exclude_none=isinstance(report, model.PlanReport)))
 
 
 def _load(shared: Common, code: int = NOT_RIGHT) -> Specs:
     """The specs, or the end of the command, with every error in them and this exit code."""
+    where = spec_files.directory(shared.specs)
     try:
-        return load(spec_files.read(spec_files.directory(shared.specs)))
+        specs = load(spec_files.read(where))
+        for path in spec_files.passed_over(where):
+            click.echo(f"{path} is not read: a spec file's name ends in .yaml", err=True)
     except SpecErrors as errors:
-        if shared.json:
-            click.echo(json.dumps(errors.as_json(), indent=2))
-        raise Ends(str(errors), code) from None
-    except (spec_files.NoSpecs, OSError) as error:
+        rows = [model.ErrorRow.model_validate(error.as_json()) for error in errors.errors]
+        raise Ends(str(errors).rstrip("\n"), code, rows) from None
+    except spec_files.NoSpecs as error:
         raise Ends(str(error), code) from None
+    return specs
 
 
-def _open(shared: Common, specs: Specs) -> session.Session:
+@contextmanager
+def _opened(shared: Common, specs: Specs) -> Iterator[session.Session]:
+    """The world to work with, closed at the end, however the command ends."""
+    state_dir = state.directory(shared.state)
     try:
         narrowed = session.narrow(specs, shared.host, shared.object, shared.layer)
-        work = session.open_session(specs, shared.fleet, state.directory(shared.state), narrowed)
-    except session.Mistake as mistake:
-        raise Ends(str(mistake), COULD_NOT) from None
+        work = session.open_session(specs, shared.fleet, state_dir, narrowed)
+    except (session.Mistake, state.NoState) as error:
+        raise Ends(str(error)) from None
     for note in work.notes:
         click.echo(note, err=True)
-    return work
-
-
-def _planned(work: session.Session) -> Plan:
-    work.look()
     try:
-        return plan(ORDER, work.specs, work.eyes.facts)
+        yield work
+    finally:
+        try:
+            work.world.close()
+        except OSError as error:
+            raise Ends(str(state.NoState(state_dir, error))) from None
+
+
+def _look(shared: Common, work: session.Session) -> Next:
+    with tell.busy(f"looking at {text.counted(len(work.hosts), 'host')}", shared.json):
+        return work.look()
+
+
+def _planned(shared: Common, work: session.Session) -> Plan:
+    _look(shared, work)
+    try:
+        return plan(ORDER, work.specs, work.eyes.facts, work.narrowed.takes)
     except PlanLoop as loop:
-        raise Ends(
-            f"{loop}; this is a defect of reconcile, please report it with `reconcile snapshot`", COULD_NOT
-        ) from None
+        raise Ends(f"{loop}; this is a defect of reconcile, please report it with `reconcile snapshot`") from None
 
 
 def _grants(specs: Specs, allow: tuple[str, ...]) -> Grants:
+    """What the specs allow and the command line gives."""
     given = set()
     for one in allow:
         name, _, obj = one.partition(":")
+        if name not in set(Permission):
+            raise Ends(f"cannot give {one}: there is no class {name}; {session.there_are(name, Permission)}")
         try:
-            permission, ref = Permission(name), Ref.parse(obj)
-        except ValueError:
-            classes = ", ".join(Permission)
-            raise Ends(
-                f"cannot read --allow {one}: write CLASS:KIND/NAME; the classes are {classes}", COULD_NOT
-            ) from None
-        given.add(Disruption(ref, permission))
+            ref = Ref.parse(obj) if "/" in obj else session.find(specs, obj)
+        except (ValueError, session.Mistake) as error:
+            raise Ends(f"cannot give {one}, write CLASS:KIND/NAME: {error}") from None
+        if specs.get(ref) is None:  # not an error: another tenant's guest, which a step may disrupt, is in no spec
+            close = session.there_are(str(ref), [str(o.ref) for o in specs])
+            click.echo(f"--allow {one}: no spec has {ref}" + (f"; {close}" if "mean" in close else ""), err=True)
+        given.add(Disruption(ref, Permission(name)))
     return Grants(specs, frozenset(given))
 
 
 _ONCE = (
     click.option("--once", is_flag=True, help="Make one pass until nothing more can be done now, then exit."),
     click.option("--dry-run", is_flag=True, help="With --once: only show the plan."),
-    click.option("--allow", multiple=True, metavar="CLASS:OBJECT", help="Give a permission for this run."),
-    click.option("--yes", is_flag=True, help="Give every permission that the shown plan asks for, no more."),
-    click.option("--timeout", default=3600.0, show_default=True, help="Seconds to wait for what runs on hosts."),
+    click.option("--allow", multiple=True, metavar="CLASS:OBJECT", help="With --once: give a permission for this run."),
+    click.option(
+        "--yes", is_flag=True, help="With --once: give every permission that the shown plan asks for, no more."
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0),
+        default=3600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="With --once: how long to wait for what runs on hosts.",
+    ),
 )
 
 
-class Group(click.Group):
-    """Commands in the order of their writing, not of the alphabet."""
+class Program(click.Group):
+    """Commands in the order of their writing; a wrong command line ends with 1, as 2 says "not as wanted"."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names as they were added."""
         return list(self.commands)
 
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Run a command line to its exit. An error is a message, never a traceback."""
+        try:
+            code = super().main(args, *rest, **{**extra, "standalone_mode": False})
+        except click.Abort:
+            click.echo(
+                "stopped. What was begun on a host ends there by itself; the next run goes on from what it finds.",
+                err=True,
+            )
+            code = COULD_NOT
+        except click.UsageError as wrong:
+            wrong.show()
+            code = COULD_NOT
+        except click.ClickException as end:
+            end.show()
+            code = end.exit_code
+        except BrokenPipeError:
+            _leave_quietly()
+            code = COULD_NOT
+        except OSError as error:
+            logging.getLogger(__name__).debug("where it happened", exc_info=True)
+            click.echo(
+                f"cannot go on: {error.strerror or error}" + f": {error.filename}" * bool(error.filename), err=True
+            )
+            code = COULD_NOT
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _leave_quietly()
+            code = COULD_NOT
+        sys.exit(code if isinstance(code, int) else OK)
 
-@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+def _leave_quietly() -> None:
+    """Nobody reads what is printed any more: let the interpreter's last flush go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+@click.group(cls=Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(controller.__version__, message="reconcile %(version)s")
 @common
 def main(shared: Common, once: bool, dry_run: bool, allow: tuple[str, ...], yes: bool, timeout: float) -> None:
     """Keep machines that serve language models as their spec files say.
 
     Start with `reconcile validate`, then `reconcile plan`, then `reconcile --once`.
     """
-    if click.get_current_context().invoked_subcommand is not None:
+    context = click.get_current_context()
+    if context.invoked_subcommand is not None:
+        for name in ("once", "dry_run", "allow", "yes", "timeout"):
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                option = f"--{name.replace('_', '-')}"
+                raise click.UsageError(f"{option} does not go before {context.invoked_subcommand}.")
         return
     if not once:
-        raise Ends("cannot tell what to do: give a command, or --once; `reconcile --help` lists them", COULD_NOT)
+        raise Ends("cannot tell what to do: give a command, or --once; `reconcile --help` lists them")
     specs = _load(shared, COULD_NOT)
-    work = _open(shared, specs)
-    try:
+    grants = _grants(specs, allow)
+    with _opened(shared, specs) as work:
         if dry_run or shared.read_only:
-            _plan(shared, work, _grants(specs, allow), scripts=False, detailed=False)
-        _once(shared, work, _grants(specs, allow), yes, timeout)
-    finally:
-        work.world.close()
+            _plan(shared, work, grants, scripts=False, detailed=False)
+        else:
+            _once(shared, work, grants, yes, timeout)
 
 
 for _option in reversed(_ONCE):
@@ -202,102 +309,34 @@ for _option in reversed(_ONCE):
 
 
 def _once(shared: Common, work: session.Session, grants: Grants, yes: bool, timeout: float) -> None:
-    narrowed = work.narrowed
-    if yes:
-        predicted = _planned(work)
-        report = model.plan_report(predicted, work.specs, work.eyes.facts, grants, narrowed.takes, scripts=False)
-        if not shared.json:
-            click.echo(text.plan_text(report) + "\n")
-        asked = asked_for(p.step for p in predicted.steps if narrowed.takes(p.step.object, p.step.layer))
-        grants = Grants(work.specs, grants.given | asked)
-    else:
-        work.look()
-    teller = Told(shared.json)
+    takes = work.narrowed.takes
     try:
         with state.Lock(state.directory(shared.state)):
-            done = Pass(
-                work.world,
-                ORDER,
-                work.specs,
-                grants,
-                work.clock,
-                teller,
-                timeout,
-                narrowed.takes,
-            ).run(work.eyes)
-    except state.StateInUse as busy:
-        raise Ends(str(busy), COULD_NOT) from None
+            if yes:
+                predicted = _planned(shared, work)
+                if not shared.json:
+                    report = model.plan_report(predicted, work.specs, work.eyes.facts, grants, takes, scripts=False)
+                    click.echo(text.plan_text(report) + "\n")
+                grants = Grants(work.specs, grants.given | asked_for(p.step for p in predicted.steps))
+            else:
+                _look(shared, work)
+            with tell.Told(work.eyes, work.clock, shared.json) as told:
+                done = Pass(work.world, ORDER, work.specs, grants, work.clock, told, timeout, takes).run(work.eyes)
+    except (state.StateInUse, state.NoState) as error:
+        raise Ends(str(error)) from None
     _end_of_once(shared, work, grants, done)
 
 
 def _end_of_once(shared: Common, work: session.Session, grants: Grants, done: Report) -> None:
     takes = work.narrowed.takes
-    unknown = [u for u in model.unknown_rows(done.upcoming, takes) if not work.excused(Ref.parse(u.object))]
-    right = model.all_right(done.upcoming, lambda ref, layer: takes(ref, layer) and not work.excused(ref))
-    lacking = [s for s in done.upcoming.ready if not grants.may(s) and takes(s.object, s.layer)]
-    blocked = [(j, b) for j, b in done.upcoming.blocked if takes(j.object, j.layer)]
+    report = model.once_report(done, grants, takes, work.excused)
     if shared.json:
-        click.echo(
-            json.dumps(
-                {
-                    "performed": [
-                        {"id": e.step.id, "object": str(e.step.object), "result": e.result, "message": e.message}
-                        for e in done.ended
-                    ],
-                    "in_wanted_state": right,
-                    "blocked": [{"object": str(j.object), "layer": j.layer, "reason": b.reason} for j, b in blocked],
-                    "waiting_for_permission": [str(d) for s in lacking for d in grants.missing(s)],
-                    "unknown": [u.model_dump() for u in unknown],
-                    "timed_out": done.timed_out,
-                },
-                indent=2,
-            )
-        )
+        _print_json(report)
     else:
-        for step in lacking:
-            click.echo(_waits(step, grants))
-        for judged, block in blocked:
-            click.echo(f"blocked: {judged.object} {judged.layer}: {block.reason}")
-            click.echo(text.wrapped(f"{block.message}. To do: {block.needs}"))
-        for row in unknown:
-            click.echo(f"unknown: {row.object} {row.layer}: {row.reason}")
-            click.echo(text.wrapped(row.message))
-        click.echo(text.once_text(done, right, len(blocked), len(unknown), len(lacking)))
-    raise click.exceptions.Exit(COULD_NOT if unknown else OK if right and not done.failed else NOT_RIGHT)
-
-
-def _waits(step: Step, grants: Grants) -> str:
-    missing = grants.missing(step)
-    if missing:
-        allow = " ".join(f"--allow {d}" for d in missing)
-        return f"waits: {step.action} {step.object} needs {', '.join(map(str, missing))}\n  give it with {allow}"
-    return f"waits: {step.action} {step.object}: {step.object} is only reported on (policy: mode: report)"
-
-
-class Told:
-    """Prints what happens while it happens; nothing when the output is to be JSON."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._waiting = ""
-
-    def started(self, step: Step) -> None:
-        """Say what is begun."""
-        self._say(f"begin:  {step.action} {step.object} on {', '.join(step.hosts)}: {step.summary}")
-
-    def ended(self, ended: Ended) -> None:
-        """Say how it ended."""
-        self._say(text.ended_text(ended))
-
-    def waiting(self, message: str) -> None:
-        """Say what is waited for, once."""
-        if message != self._waiting:
-            self._waiting = message
-            self._say(f"wait:   {message}")
-
-    def _say(self, line: str) -> None:
-        if not self._quiet:
-            click.echo(text.clean(line) if "\x1b" not in line else line)
+        lacking = [s for s in done.upcoming.ready if not grants.may(s) and takes(s.object, s.layer)]
+        click.echo(text.once_text(report, [(step, grants.missing(step)) for step in lacking]))
+    right = report.in_wanted_state and not report.failed
+    raise click.exceptions.Exit(COULD_NOT if report.unknown else OK if right else NOT_RIGHT)
 
 
 @main.command()
@@ -306,10 +345,10 @@ def validate(shared: Common) -> None:
     """Read the specs and say what is wrong with them."""
     specs = _load(shared)
     if shared.json:
-        click.echo(json.dumps({"objects": [str(obj.ref) for obj in specs], "errors": []}, indent=2))
+        _print_json(model.ValidateReport(objects=[str(obj.ref) for obj in specs], errors=[]))
         return
-    count = len(specs.hosts), len(specs.containers), len(specs.servers)
-    click.echo(f"The specs are valid: {count[0]} hosts, {count[1]} containers, {count[2]} model servers.")
+    kinds = ((specs.hosts, "host"), (specs.containers, "container"), (specs.servers, "model server"))
+    click.echo(f"The specs are valid: {', '.join(text.counted(len(objects), kind) for objects, kind in kinds)}.")
 
 
 @main.command(name="plan")
@@ -320,52 +359,63 @@ def validate(shared: Common) -> None:
 def plan_command(shared: Common, detailed_exitcode: bool, show_scripts: bool, allow: tuple[str, ...]) -> None:
     """Show what differs and everything that would be done about it. Touches nothing."""
     specs = _load(shared)
-    work = _open(shared, specs)
-    try:
-        _plan(shared, work, _grants(specs, allow), show_scripts, detailed_exitcode)
-    finally:
-        work.world.close()
+    grants = _grants(specs, allow)
+    with _opened(shared, specs) as work:
+        _plan(shared, work, grants, show_scripts, detailed_exitcode)
 
 
 def _plan(shared: Common, work: session.Session, grants: Grants, scripts: bool, detailed: bool) -> None:
-    predicted = _planned(work)
+    predicted = _planned(shared, work)
     report = model.plan_report(predicted, work.specs, work.eyes.facts, grants, work.narrowed.takes, scripts)
-    click.echo(report.model_dump_json(indent=2, exclude_none=True) if shared.json else text.plan_text(report))
+    if shared.json:
+        _print_json(report)
+    else:
+        click.echo(text.plan_text(report))
     unknown = any(not work.excused(Ref.parse(row.object)) for row in report.unknown)
     raise click.exceptions.Exit(COULD_NOT if unknown else NOT_RIGHT if detailed and report.changes else OK)
+
+
+def _next_boot(shared: Common, work: session.Session, detailed: bool) -> None:
+    work.look()
+    report = model.next_boot_report(work.specs, work.eyes.facts, shared.host)
+    click.echo(report.model_dump_json(indent=2) if shared.json else text.next_boot_text(report))
+    unknown = any(not work.excused(Ref.parse(row.object)) for row in report.unknown)
+    raise click.exceptions.Exit(COULD_NOT if unknown else NOT_RIGHT if detailed and report.wrong else OK)
 
 
 @main.command()
 @click.argument("name", metavar="[OBJECT]", required=False)
 @common
 def status(shared: Common, name: str | None) -> None:
-    """Say how every object is, or one of them."""
+    """Say how every object is, or one of them, and what is at work now."""
     specs = _load(shared)
-    work = _open(shared, specs)
-    try:
-        upcoming = work.look()
-        refs = [_found(specs, name)] if name else [obj.ref for obj in specs if work.narrowed.takes(obj.ref, "")]
+    one = _found(specs, name) if name else None
+    with _opened(shared, specs) as work:
+        takes = work.narrowed.takes
+        upcoming = _look(shared, work)
+        seen = dataclasses.replace(upcoming, judged=tuple(j for j in upcoming.judged if takes(j.object, j.layer)))
+        refs = [one] if one is not None else [obj.ref for obj in specs if takes(obj.ref, "")]
         grants = Grants(specs)
         lacking = {
             s.id: ", ".join(map(str, grants.missing(s))) or "mode: enforce" for s in upcoming.ready if not grants.may(s)
         }
-        report = model.status_report(specs, upcoming, conditions.of_all(refs, upcoming, lacking, {}))
-        click.echo(report.model_dump_json(indent=2) if shared.json else text.status_text(report))
-        ready = [(row, c.status) for row in report.objects for c in row.conditions if c.type == "Ready"]
-        if any(s == "Unknown" and not work.excused(Ref.parse(row.object)) for row, s in ready):
-            raise click.exceptions.Exit(COULD_NOT)
-        raise click.exceptions.Exit(
-            OK if all(s == "True" or work.excused(Ref.parse(r.object)) for r, s in ready) else NOT_RIGHT
+        report = model.status_report(
+            specs, seen, conditions.of_all(refs, seen, lacking, {}), model.running_rows(work.eyes.facts)
         )
-    finally:
-        work.world.close()
+        if shared.json:
+            _print_json(report)
+        else:
+            click.echo(text.status_text(report, messages=one is not None or shared.verbose > 0))
+        asked = [row for row in report.objects if not work.excused(Ref.parse(row.object))]
+        ready = {c.status for row in asked for c in row.conditions if c.type == "Ready"}
+        raise click.exceptions.Exit(COULD_NOT if "Unknown" in ready else NOT_RIGHT if "False" in ready else OK)
 
 
 def _found(specs: Specs, name: str) -> Ref:
     try:
         return session.find(specs, name)
-    except (session.Mistake, ValueError) as mistake:
-        raise Ends(str(mistake), COULD_NOT) from None
+    except session.Mistake as mistake:
+        raise Ends(str(mistake)) from None
 
 
 @main.command()
@@ -375,105 +425,118 @@ def why(shared: Common, name: str) -> None:
     """Say what is the first layer of an object that is not right, and what it waits for."""
     specs = _load(shared)
     ref = _found(specs, name)
-    work = _open(shared, specs)
-    try:
-        upcoming = work.look()
-        grants = Grants(specs)
-        lines = [f"{ref}:"]
-        for part in reversed(session.below(specs, ref)):
-            for judged in (j for j in upcoming.judged if j.object == part):
-                match judged.verdict:
-                    case InSync(note):
-                        lines.append(f"  ok       {part} {judged.layer}" + (f": {note}" if note else ""))
-                    case Skipped(reason):
-                        lines.append(f"  skipped  {part} {judged.layer}" + (f": {reason}" if reason else ""))
-                    case Unseen(reason, message):
-                        lines += [f"  unknown  {part} {judged.layer}: {reason}", text.wrapped(message, "           ")]
-                    case Drift() as drift:
-                        lines += [
-                            f"  drift    {part} {judged.layer}: {drift.reason}",
-                            text.wrapped(drift.message, "           "),
-                        ]
-                        lines += [text.wrapped(f"{k}: {v}", "             ") for k, v in drift.evidence.items()]
-                        lines += [text.wrapped(_remedy(drift, judged.held, grants), "           ")]
-        click.echo("\n".join(text.clean(line) for line in lines))
-    finally:
-        work.world.close()
-
-
-def _remedy(drift: Drift, held: str, grants: Grants) -> str:
-    match drift.remedy:
-        case Block(_, message, needs):
-            return f"blocked: {message}. To do: {needs}"
-        case Wait(what, message, _):
-            return f"waits for a {what}: {message}"
-        case Step() as step if held and not step.independent:
-            return f"waits for {held}; then: {step.summary}"
-        case Step() as step if not grants.may(step):
-            missing = ", ".join(map(str, grants.missing(step))) or f"mode: enforce of {step.object}"
-            return f"waits for a permission: {missing}; then: {step.summary}"
-        case step:
-            return f"next: {step.summary}"
+    with _opened(shared, specs) as work:
+        parts = tuple(reversed(session.below(specs, ref)))
+        report = model.why_report(ref, parts, _look(shared, work), Grants(specs))
+        if shared.json:
+            _print_json(report)
+        else:
+            click.echo(text.why_text(report))
 
 
 @main.command()
 @common
 def snapshot(shared: Common) -> None:
-    """Print the observed fleet as a file that --fleet sim:FILE loads, to rehearse on."""
+    """Print the observed fleet as a file that --fleet sim:FILE loads, to rehearse on.
+
+    It is YAML, with -o json too: a file has one format.
+    """
     specs = _load(shared)
-    work = _open(shared, specs)
-    try:
-        work.look()
+    with _opened(shared, specs) as work:
+        _look(shared, work)
+        try:
+            taken = snapshot_of(work.eyes.facts, specs)
+        except Impossible as impossible:
+            raise Ends(f"cannot take a snapshot, as what was seen cannot be, please try again: {impossible}") from None
+        click.echo(taken, nl=False)
         missing = sorted(name for name, facts in work.eyes.facts.items() if facts.failure is not None)
-        click.echo(snapshot_of(work.eyes.facts, specs), nl=False)
         if missing:
-            raise Ends(
+            click.echo(
                 f"these hosts could not be observed and are out of reach in the snapshot too: {', '.join(missing)}",
-                COULD_NOT,
+                err=True,
             )
-    finally:
-        work.world.close()
+            raise click.exceptions.Exit(COULD_NOT)
 
 
 @main.command()
-@click.argument("host")
+@click.argument("name", metavar="HOST")
 @click.option("--yes", is_flag=True, help="Pin without asking.")
 @click.option("--replace", is_flag=True, help="Pin it in place of another key that is known for the host.")
 @common
-def trust(shared: Common, host: str, yes: bool, replace: bool) -> None:
+def trust(shared: Common, name: str, yes: bool, replace: bool) -> None:
     """Show the key of a host (and of each host on the way to it), and pin it."""
     specs = _load(shared)
-    if host not in specs.hosts:
-        raise Ends(f"cannot trust {host}: no spec has it; there are {', '.join(specs.hosts) or 'no hosts'}", COULD_NOT)
-    world = SshWorld(specs, state.directory(shared.state), state.identity(state.directory(shared.state)), ORDER)
+    name = name.removeprefix("Host/")
+    if name not in specs.hosts:
+        raise Ends(f"cannot trust {name}: no spec has a host of this name; {session.there_are(name, specs.hosts)}")
+    if shared.fleet != "ssh":
+        raise Ends(f"cannot trust a host of {shared.fleet}: only real hosts have keys")
+    state_dir = state.directory(shared.state)
+    keys: list[model.KeyRow] = []
     try:
-        for shown in world.host_keys(host):
-            click.echo(f"{shown.endpoint.host} ({shown.endpoint.known_as}): {shown.key}")
-            if shown.trusted:
-                click.echo(f"  trusted already, by {shown.where}")
-                continue
-            if shown.changed:
-                click.echo(f"  this is ANOTHER key than the one known by {shown.where}: {', '.join(shown.known)}")
-            click.echo("  compare it with: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub   (run on the host itself)")
-            if not yes and not click.confirm("  pin it?"):
-                raise Ends("nothing was pinned", COULD_NOT)
-            world.pin(shown, replace=replace)
-            click.echo("  pinned")
+        world = SshWorld(specs, state_dir, state.identity(state_dir), ORDER)
+        try:
+            for shown in world.host_keys(name):
+                if not shared.json:
+                    click.echo(text.key_text(shown))
+                pin = not shown.trusted and (yes or (not shared.json and _confirmed("  pin it?")))
+                if pin:
+                    world.pin(shown, replace=replace)
+                    click.echo("  pinned", err=shared.json)
+                keys.append(_key_row(shown, pin))
+                if not (pin or shown.trusted):
+                    break  # a host behind one that is not trusted is not asked
+        finally:
+            world.close()
+    except state.NoState as error:
+        raise Ends(str(error)) from None
     except (HostError, NotPinned) as error:
-        raise Ends(f"cannot trust {host}: {error}", COULD_NOT) from None
-    finally:
-        world.close()
+        raise Ends(f"cannot trust {name}: {error}") from None
+    if shared.json:
+        _print_json(model.TrustReport(keys=keys))
+    if not all(row.trusted for row in keys):
+        click.echo("nothing was pinned" if len(keys) == 1 else f"{keys[-1].server} was not pinned", err=True)
+        raise click.exceptions.Exit(COULD_NOT)
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return click.confirm(question)
+    except click.Abort:  # nobody is there to answer
+        click.echo()
+        return False
+
+
+def _key_row(shown: Shown, pinned: bool) -> model.KeyRow:
+    return model.KeyRow(
+        server=shown.endpoint.host,
+        known_as=shown.endpoint.known_as,
+        key=str(shown.key),
+        trusted=shown.trusted or pinned,
+        changed=shown.changed,
+        known_by=shown.where,
+        pinned=pinned,
+    )
 
 
 @main.command()
-@click.argument("what", type=click.Choice(["spec", "plan", "status"]), default="spec")
-def schema(what: str) -> None:
-    """Print the JSON Schema of spec files, or of what `plan` or `status` print."""
-    shapes: dict[str, type[BaseModel]] = {"plan": model.PlanReport, "status": model.StatusReport}
-    click.echo(json.dumps(shapes[what].model_json_schema() if what in shapes else spec_schema(), indent=2))
+@click.argument("what", type=click.Choice(["spec", *model.PRINTED]), default="spec", metavar="[OF]")
+@common
+def schema(shared: Common, what: str) -> None:
+    """Print the JSON Schema of spec files, or of what a command prints with -o json.
+
+    OF is spec (when nothing is given), plan, once, status, why, validate, trust, version, or errors: what every command
+    prints that could not be carried out.
+    """
+    printed = model.PRINTED[what].model_json_schema(mode="serialization") if what in model.PRINTED else spec_schema()
+    click.echo(json.dumps(printed, indent=2))
 
 
 @main.command()
-def version() -> None:
+@common
+def version(shared: Common) -> None:
     """Print the version."""
-    click.echo(f"reconcile {controller.__version__}")
+    if shared.json:
+        _print_json(model.VersionReport(version=controller.__version__))
+    else:
+        click.echo(f"reconcile {controller.__version__}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from controller.core.next_steps import Next, next_steps
@@ -10,6 +10,7 @@ from controller.core.view import View
 from controller.core.words import Layer, Step
 from controller.facts.words import FleetFacts
 from controller.spec.model import Specs
+from controller.spec.ref import Ref
 
 
 class PlanLoop(Exception):  # noqa: N818 - named for what it found
@@ -37,13 +38,20 @@ class Plan:
     then: Next
 
 
-def plan(layers: Sequence[Layer], specs: Specs, facts: FleetFacts) -> Plan:
-    """Predict the whole chain as if every permission were given. Raises PlanLoop."""
+def plan(
+    layers: Sequence[Layer],
+    specs: Specs,
+    facts: FleetFacts,
+    takes: Callable[[Ref, str], bool] = lambda ref, layer: True,
+) -> Plan:
+    """Predict the whole chain as if every permission were given. Raises PlanLoop.
+
+    ``takes`` narrows it, as a pass is narrowed: no step of a layer of an object that it does not take is expected.
+    """
     now = then = next_steps(layers, View(specs, facts))
     states: list[FleetFacts] = [facts]
     steps: list[Step] = []
-    while then.ready:
-        step = then.ready[0]
+    while step := next((s for s in then.ready if takes(s.object, s.layer)), None):
         facts = step.effect(facts)
         steps.append(step)
         if facts in states:

@@ -1,4 +1,4 @@
-"""The JSON that commands print. Stable; ``reconcile schema plan`` and ``reconcile schema status`` print its schema."""
+"""The JSON that commands print. Stable; ``reconcile schema NAME`` prints the schema of each part of ``PRINTED``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from controller.core import observe
 from controller.core.conditions import Condition
 from controller.core.next_steps import Judged, Next
 from controller.core.permissions import Grants
 from controller.core.plan import Plan, Planned
-from controller.core.words import Drift, InSync, Skipped, Step, Unseen
+from controller.core.words import Block, Drift, InSync, Skipped, Step, Unseen, Wait
+from controller.facts.units import Job
 from controller.facts.words import FleetFacts, Known
+from controller.layers.boot.next_boot import next_boot
 from controller.layers.gpu_health.facts import GpuFacts
+from controller.layers.kernel.facts import KernelFacts
+from controller.run.once import Ended, Report
 from controller.spec.model import GpuOwner, Lifecycle, Specs
 from controller.spec.policy import Mode, Permission
 from controller.spec.ref import Ref
@@ -87,6 +92,16 @@ class UnknownRow(_Row):
     message: str
 
 
+class WaitRow(_Row):
+    """A drift that is being put right already (``what``: a job, a reboot), and on which hosts."""
+
+    object: str
+    layer: str
+    what: str
+    message: str
+    hosts: list[str]
+
+
 class StopRow(_Row):
     """What would be stopped, and for how many seconds at most."""
 
@@ -115,6 +130,7 @@ class PlanReport(_Row):
     drift: list[DriftRow]
     steps: list[StepRow]
     blocked: list[BlockedRow]
+    waiting: list[WaitRow]
     unknown: list[UnknownRow]
     summary: Summary
 
@@ -122,6 +138,14 @@ class PlanReport(_Row):
     def changes(self) -> bool:
         """Whether anything differs from the specs."""
         return bool(self.drift)
+
+
+class NextBootReport(_Row):
+    """What ``reconcile plan --next-boot -o json`` prints: of each host the kernel that boots next, what would be wrong."""
+
+    kernels: dict[str, str]
+    wrong: list[BlockedRow]
+    unknown: list[UnknownRow]
 
 
 class ConditionRow(_Row):
@@ -143,10 +167,151 @@ class ObjectRow(_Row):
     drift: list[DriftRow]
 
 
+class RunningRow(_Row):
+    """A step or job that is at work on a host now; ``state`` is running or stalled.
+
+    ``done`` and ``total`` are a job's progress, in a unit of its own; ``total`` is 0 while it is not known.
+    """
+
+    host: str
+    id: str
+    object: str
+    state: str
+    done: int | None = None
+    total: int | None = None
+
+
 class StatusReport(_Row):
     """What ``reconcile status -o json`` prints."""
 
     objects: list[ObjectRow]
+    running: list[RunningRow]
+
+
+class LayerRow(_Row):
+    """A layer of an object. ``verdict`` is ok, skipped, unknown or drift; ``waits_for`` what comes next, or has to."""
+
+    object: str
+    layer: str
+    verdict: str
+    reason: str
+    message: str
+    evidence: dict[str, str]
+    waits_for: str
+
+
+class WhyReport(_Row):
+    """What ``reconcile why -o json`` prints: the layers of an object and of what it stands on, lowest first.
+
+    ``first`` is the first one that is not right, None when all are.
+    """
+
+    object: str
+    first: LayerRow | None
+    layers: list[LayerRow]
+
+
+class PerformedRow(_Row):
+    """A step that was performed. ``result`` is worked, failed, stale, refused or lost."""
+
+    id: str
+    object: str
+    layer: str
+    action: str
+    hosts: list[str]
+    result: str
+    message: str
+
+
+class OnceReport(_Row):
+    """What ``reconcile --once -o json`` prints. ``failed``: ids of steps that were given up, and how they failed."""
+
+    performed: list[PerformedRow]
+    in_wanted_state: bool
+    failed: dict[str, str]
+    blocked: list[BlockedRow]
+    waiting_for_permission: list[str]
+    reported_only: list[str]
+    waiting: list[WaitRow]
+    unknown: list[UnknownRow]
+    timed_out: bool
+
+
+class PlaceRow(_Row):
+    """A place in a spec file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+
+class ErrorRow(_Row):
+    """Why a command could not be carried out. Of spec files: where, and a way out; of all else, the message alone."""
+
+    message: str
+    code: str | None = None
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    object: str | None = None
+    field: str | None = None
+    found: str | None = None
+    allowed: str | None = None
+    nearest: str | None = None
+    next: str | None = None
+    see_also: list[PlaceRow] = []
+
+
+class ValidateReport(_Row):
+    """What ``reconcile validate -o json`` prints when the specs are valid; ``errors`` is empty then."""
+
+    objects: list[str]
+    errors: list[ErrorRow]
+
+
+class ErrorsReport(_Row):
+    """What every command prints with ``-o json`` when it could not be carried out."""
+
+    errors: list[ErrorRow]
+
+
+class KeyRow(_Row):
+    """The key of a server on the way to a host. ``known_by`` is what trusts it, or expects another key."""
+
+    server: str
+    known_as: str
+    key: str
+    trusted: bool
+    changed: bool
+    known_by: str
+    pinned: bool
+
+
+class TrustReport(_Row):
+    """What ``reconcile trust -o json`` prints. Without ``--yes`` nothing is pinned."""
+
+    keys: list[KeyRow]
+
+
+class VersionReport(_Row):
+    """What ``reconcile version -o json`` prints."""
+
+    version: str
+
+
+Printed = (
+    PlanReport | OnceReport | StatusReport | WhyReport | ValidateReport | ErrorsReport | TrustReport | VersionReport
+)
+PRINTED: Mapping[str, type[Printed]] = {
+    "plan": PlanReport,
+    "once": OnceReport,
+    "status": StatusReport,
+    "why": WhyReport,
+    "validate": ValidateReport,
+    "errors": ErrorsReport,
+    "trust": TrustReport,
+    "version": VersionReport,
+}
 
 
 def plan_report(
@@ -157,11 +322,7 @@ def plan_report(
         drift_row(j, j.verdict) for j in plan.now.judged if isinstance(j.verdict, Drift) and wanted(j.object, j.layer)
     ]
     steps = [_step_row(p, grants, scripts) for p in plan.steps if wanted(p.step.object, p.step.layer)]
-    blocked = [
-        BlockedRow(object=str(j.object), layer=j.layer, reason=b.reason, message=b.message, needs=b.needs)
-        for j, b in plan.then.blocked
-        if wanted(j.object, j.layer)
-    ]
+    blocked = blocked_rows(plan.then, wanted)
     unknown = unknown_rows(plan.now, wanted)
     refs = {ref for obj in specs if wanted(ref := obj.ref, "")}
     chosen = [p.step for p in plan.steps if wanted(p.step.object, p.step.layer)]
@@ -177,11 +338,126 @@ def plan_report(
         reboots=_of_class(chosen, frozenset({Permission.REBOOT_HOST})),
         leaves_alone=leaves_alone(specs, facts, refs),
     )
-    return PlanReport(drift=drift, steps=steps, blocked=blocked, unknown=unknown, summary=summary)
+    waiting = wait_rows(plan.now, wanted)
+    return PlanReport(drift=drift, steps=steps, blocked=blocked, waiting=waiting, unknown=unknown, summary=summary)
 
 
-def status_report(specs: Specs, upcoming: Next, conditions: Mapping[Ref, Sequence[Condition]]) -> StatusReport:
-    """The conditions of every object that ``conditions`` names."""
+def once_report(
+    done: Report, grants: Grants, wanted: Callable[[Ref, str], bool], excused: Callable[[Ref], bool]
+) -> OnceReport:
+    """What a pass did and left. Nothing unknown is a fault of an object that is ``excused``."""
+
+    def asked(ref: Ref, layer: str) -> bool:
+        return wanted(ref, layer) and not excused(ref)
+
+    lacking = [s for s in done.upcoming.ready if not grants.may(s) and wanted(s.object, s.layer)]
+    return OnceReport(
+        performed=[_performed_row(ended) for ended in done.ended],
+        in_wanted_state=all_right(done.upcoming, asked),
+        failed=done.failed,
+        blocked=blocked_rows(done.upcoming, wanted),
+        waiting_for_permission=list(dict.fromkeys(str(d) for s in lacking for d in grants.missing(s))),
+        reported_only=list(dict.fromkeys(str(s.object) for s in lacking if not grants.missing(s))),
+        waiting=wait_rows(done.upcoming, wanted),
+        unknown=unknown_rows(done.upcoming, asked),
+        timed_out=done.timed_out,
+    )
+
+
+def why_report(ref: Ref, parts: Sequence[Ref], upcoming: Next, grants: Grants) -> WhyReport:
+    """The layers of an object; ``parts`` are it and what it stands on, the lowest first."""
+    layers = [_layer_row(j, grants) for part in parts for j in upcoming.judged if j.object == part]
+    first = next((row for row in layers if row.verdict in ("unknown", "drift")), None)
+    return WhyReport(object=str(ref), first=first, layers=layers)
+
+
+def _layer_row(judged: Judged, grants: Grants) -> LayerRow:
+    verdict, reason, message, evidence, waits_for = "ok", "", "", {}, ""
+    match judged.verdict:
+        case InSync(note):
+            message = note
+        case Skipped(because):
+            verdict, message = "skipped", because
+        case Unseen(why, what):
+            verdict, reason, message = "unknown", why, what
+        case Drift() as drift:
+            verdict, reason, message, evidence = "drift", drift.reason, drift.message, dict(drift.evidence)
+            waits_for = remedy(drift, judged.held, grants)
+    return LayerRow(
+        object=str(judged.object),
+        layer=judged.layer,
+        verdict=verdict,
+        reason=reason,
+        message=message,
+        evidence=evidence,
+        waits_for=waits_for,
+    )
+
+
+def remedy(drift: Drift, held: str, grants: Grants) -> str:
+    """What will be done about a drift, or has to be, in words."""
+    match drift.remedy:
+        case Block(_, message, needs):
+            return f"blocked: {message}. To do: {needs}"
+        case Wait(what, message, _):
+            return f"waits for a {what}: {message}"
+        case Step() as step if held and not step.independent:
+            return f"waits for {held}; then: {step.summary}"
+        case Step() as step if missing := grants.missing(step):
+            return f"waits for a permission: {', '.join(map(str, missing))}; then: {step.summary}"
+        case Step() as step if not grants.may(step):
+            return f"waits for policy: {{mode: enforce}} in {step.object}; then: {step.summary}"
+        case step:
+            return f"next: {step.summary}"
+
+
+def running_rows(facts: FleetFacts) -> list[RunningRow]:
+    """What is at work on each host that was observed."""
+    rows = []
+    for name, host in facts.items():
+        units = observe.units(host)
+        if units is None:
+            continue
+        at_work = [unit for unit in (units.running, *units.jobs) if unit is not None and unit.running]
+        for unit in at_work:
+            progress = unit.progress if isinstance(unit, Job) else None
+            rows.append(
+                RunningRow(
+                    host=name,
+                    id=unit.id,
+                    object=unit.object,
+                    state=unit.how.value,
+                    done=progress.done if progress is not None else None,
+                    total=progress.total if progress is not None else None,
+                )
+            )
+    return rows
+
+
+def next_boot_report(specs: Specs, facts: FleetFacts, hosts: Sequence[str]) -> NextBootReport:
+    """What would be wrong with hosts after a reboot now."""
+    kernels: dict[str, str] = {}
+    wrong: list[BlockedRow] = []
+    unknown: list[UnknownRow] = []
+    view = View(specs, facts)
+    for name in hosts:
+        host = str(Ref("Host", name))
+        try:
+            found = next_boot(view, specs.hosts[name])
+            kernels[name] = view.fact(name, "host.kernel", KernelFacts).next
+        except NotKnown as what:
+            unknown.append(UnknownRow(object=host, layer="host.boot", reason=what.reason, message=what.message))
+            continue
+        wrong += (
+            BlockedRow(object=host, layer=w.layer, reason=w.reason, message=w.message, needs=w.needs) for w in found
+        )
+    return NextBootReport(kernels=kernels, wrong=wrong, unknown=unknown)
+
+
+def status_report(
+    specs: Specs, upcoming: Next, conditions: Mapping[Ref, Sequence[Condition]], running: Sequence[RunningRow]
+) -> StatusReport:
+    """The conditions of every object that ``conditions`` names, and what is at work on their hosts."""
     rows = []
     for ref, of_it in conditions.items():
         obj = specs.get(ref)
@@ -200,7 +476,8 @@ def status_report(specs: Specs, upcoming: Next, conditions: Mapping[Ref, Sequenc
                 ],
             )
         )
-    return StatusReport(objects=rows)
+    hosts = {row.host for row in rows}
+    return StatusReport(objects=rows, running=[row for row in running if row.host in hosts])
 
 
 def unknown_rows(upcoming: Next, wanted: Callable[[Ref, str], bool]) -> list[UnknownRow]:
@@ -210,6 +487,37 @@ def unknown_rows(upcoming: Next, wanted: Callable[[Ref, str], bool]) -> list[Unk
         for j in upcoming.judged
         if isinstance(j.verdict, Unseen) and wanted(j.object, j.layer)
     ]
+
+
+def blocked_rows(upcoming: Next, wanted: Callable[[Ref, str], bool]) -> list[BlockedRow]:
+    """Every drift that cannot be put right."""
+    return [
+        BlockedRow(object=str(j.object), layer=j.layer, reason=b.reason, message=b.message, needs=b.needs)
+        for j, b in upcoming.blocked
+        if wanted(j.object, j.layer)
+    ]
+
+
+def wait_rows(upcoming: Next, wanted: Callable[[Ref, str], bool]) -> list[WaitRow]:
+    """Every drift that is being put right already."""
+    return [
+        WaitRow(object=str(j.object), layer=j.layer, what=w.what, message=w.message, hosts=list(w.hosts))
+        for j, w in upcoming.waiting
+        if wanted(j.object, j.layer)
+    ]
+
+
+def _performed_row(ended: Ended) -> PerformedRow:
+    step = ended.step
+    return PerformedRow(
+        id=step.id,
+        object=str(step.object),
+        layer=step.layer,
+        action=step.action,
+        hosts=list(step.hosts),
+        result=ended.result.value,
+        message=ended.message,
+    )
 
 
 def drift_row(judged: Judged, drift: Drift) -> DriftRow:

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from controller.report.model import DriftRow, PlanReport, StatusReport, StepRow
-from controller.run.once import Ended, Report, Result
+from controller.core.words import Disruption, Step
+from controller.report.model import DriftRow, NextBootReport, OnceReport, PlanReport, StatusReport, StepRow, WhyReport
+from controller.run.once import Ended, Result
+from controller.world.keys import Shown
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -26,16 +28,21 @@ def width() -> int:
     return max(60, min(100, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
 
 
-def wrapped(text: str, indent: str = "  ") -> str:
-    """A paragraph with an indent; words such as paths are never cut."""
+def wrapped(text: str, indent: str = "  ", later: str | None = None) -> str:
+    """A paragraph with an indent, and another for its ``later`` lines; words such as paths are never cut."""
     return textwrap.fill(
         clean(text),
         width(),
         initial_indent=indent,
-        subsequent_indent=indent,
+        subsequent_indent=indent if later is None else later,
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def counted(count: int, what: str) -> str:
+    """A number and its noun: 1 host, 2 hosts."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def heading(text: str) -> str:
@@ -59,6 +66,12 @@ def plan_text(report: PlanReport) -> str:
             f"{wrapped(row.message, '    ')}\n{wrapped('To do: ' + row.needs, '    ')}"
             for row in report.blocked
         )
+    if report.waiting:
+        parts.append(heading("What is under way already"))
+        parts.extend(
+            f"  {_name(row.object, row.layer)}\n{wrapped(f'waits for a {row.what}: {row.message}', '    ')}"
+            for row in report.waiting
+        )
     if report.unknown:
         parts.append(heading("What could not be observed"))
         parts.extend(
@@ -75,13 +88,14 @@ def _name(obj: str, layer: str) -> str:
 
 def _drift(row: DriftRow) -> str:
     lines = [f"  {_name(row.object, row.layer)}: {click.style(row.reason, fg='yellow')}", wrapped(row.message, "    ")]
-    lines.extend(wrapped(f"{key}: {value}", "      ") for key, value in row.evidence.items())
+    lines.extend(wrapped(f"{key}: {value}", "      ", "        ") for key, value in row.evidence.items())
     return "\n".join(lines)
 
 
 def _step(number: int, row: StepRow) -> str:
     mark = " (provisional)" if row.provisional else ""
-    lines = [f"  {number}. {row.action} {row.object} on {', '.join(row.hosts)}{mark}", wrapped(row.summary, "     ")]
+    head = f"{row.action} {row.object} on {', '.join(row.hosts)}{mark}"
+    lines = [wrapped(head, f"  {number}. ", "     "), wrapped(row.summary, "     ")]
     for permission in row.permissions:
         given = click.style("given", fg="green") if permission.given else click.style("not given", fg="red")
         lines.append(f"     needs {permission.permission} of {permission.object}: {given}")
@@ -96,30 +110,62 @@ def _summary(report: PlanReport) -> str:
     lines = []
     if not report.changes and not report.unknown:
         lines.append(
-            click.style(f"Everything is as the specs say ({summary.objects} objects). Nothing to do.", fg="green")
+            click.style(
+                f"Everything is as the specs say ({counted(summary.objects, 'object')}). Nothing to do.", fg="green"
+            )
         )
     else:
         lines.append(
-            f"{summary.objects} objects: {summary.drifted} differ, {summary.steps} steps "
+            f"{counted(summary.objects, 'object')}: {summary.drifted} differ, {counted(summary.steps, 'step')} "
             f"({summary.not_permitted} not permitted), {summary.blocked} blocked, {summary.unknown} unknown."
         )
-        lines.append(f"Deletes: {', '.join(summary.deletes) or 'nothing'}.")
-        stops = ", ".join(f"{row.object} (at most {_seconds(row.at_most_seconds)})" for row in summary.stops)
-        lines.append(f"Stops: {stops or 'nothing'}.")
-        lines.append(f"Reboots: {', '.join(summary.reboots) or 'nothing'}.")
+        stops = ", ".join(f"{row.object} (at most {seconds_text(row.at_most_seconds)})" for row in summary.stops)
+        for label, what in (
+            ("Deletes", ", ".join(summary.deletes)),
+            ("Stops", stops),
+            ("Reboots", ", ".join(summary.reboots)),
+        ):
+            lines.append(wrapped(f"{label}: {what or 'nothing'}.", "", "  "))
     lines.extend(
-        ["Leaves alone:", *(wrapped(line, "  - ") for line in summary.leaves_alone)] if summary.leaves_alone else []
+        ["Leaves alone:", *(wrapped(line, "  - ", "    ") for line in summary.leaves_alone)]
+        if summary.leaves_alone
+        else []
     )
     return "\n".join(lines)
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def seconds_text(seconds: float) -> str:
+    """A time that people can use: tenths below ten seconds, minutes from two on."""
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
 
 
-def status_text(report: StatusReport) -> str:
-    """One line an object."""
+def next_boot_text(report: NextBootReport) -> str:
+    """What would be wrong after a reboot now."""
+    parts = [f"{host} boots kernel {kernel} next." for host, kernel in report.kernels.items()]
+    if report.wrong:
+        parts.append(heading("What would be wrong after a reboot now"))
+        parts.extend(
+            f"  {_name(row.object, row.layer)}: {click.style(row.reason, fg='yellow')}\n"
+            f"{wrapped(row.message, '    ')}\n{wrapped('To do: ' + row.needs, '    ')}"
+            for row in report.wrong
+        )
+    if report.unknown:
+        parts.append(heading("What could not be observed"))
+        parts.extend(
+            f"  {_name(row.object, row.layer)}: {click.style(row.reason, fg='red')}\n{wrapped(row.message, '    ')}"
+            for row in report.unknown
+        )
+    if not report.wrong and not report.unknown:
+        parts.append(click.style("It would come back as the specs say.", fg="green"))
+    return "\n".join(parts)
+
+
+def status_text(report: StatusReport, messages: bool) -> str:
+    """One line an object, and what runs; with ``messages``, what is the matter with each that is not ready too."""
     rows = []
+    more: list[str] = []
     for obj in report.objects:
         ready = next(c for c in obj.conditions if c.type == "Ready")
         stalled = any(c.type == "Stalled" and c.status == "True" for c in obj.conditions)
@@ -127,7 +173,32 @@ def status_text(report: StatusReport) -> str:
         rows.append(
             (obj.object, obj.host, click.style(ready.status, fg=colour), ready.reason, "yes" if stalled else "")
         )
-    return table(("OBJECT", "HOST", "READY", "REASON", "STALLED"), rows)
+        if messages and ready.status != "True":
+            telling = [c.message for c in obj.conditions if c is ready or (c.type == "Stalled" and c.status == "True")]
+            more += [f"{obj.object}:", *(wrapped(message) for message in dict.fromkeys(telling) if message)]
+    lines = [table(("OBJECT", "HOST", "READY", "REASON", "STALLED"), rows)]
+    lines += [
+        wrapped(f"{row.id} for {row.object}, {row.state}", f"at work on {row.host}: ", "  ") for row in report.running
+    ]
+    return "\n".join(lines + more)
+
+
+def why_text(report: WhyReport) -> str:
+    """The layers of an object, one a line, with all that is known of those that are not right."""
+    lines = [f"{report.object}:"]
+    for row in report.layers:
+        name = f"{row.object} {row.layer}"
+        if row.verdict in ("ok", "skipped"):
+            lines.append(wrapped(f"{name}: {row.message}" if row.message else name, f"  {row.verdict:<8} ", " " * 11))
+            continue
+        lines.append(f"  {row.verdict:<8} {name}: {click.style(row.reason, fg=_VERDICT[row.verdict])}")
+        lines.append(wrapped(row.message, " " * 11))
+        lines += [wrapped(f"{key}: {value}", " " * 13, " " * 15) for key, value in row.evidence.items()]
+        lines += [wrapped(row.waits_for, " " * 11)] if row.waits_for else []
+    return "\n".join(lines)
+
+
+_VERDICT = {"unknown": "red", "drift": "yellow"}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -142,26 +213,64 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([click.style(padded(lines[0]), bold=True), *(padded(line) for line in lines[1:])])
 
 
-def ended_text(ended: Ended) -> str:
-    """One performed step."""
+def key_text(shown: Shown) -> str:
+    """The key of a server, for people who are to say whether it is the right one."""
+    lines = [f"{shown.endpoint.host} ({shown.endpoint.known_as}): {shown.key}"]
+    if shown.trusted:
+        return "\n".join([*lines, wrapped(f"trusted already, by {shown.where}")])
+    if shown.changed:
+        lines.append(wrapped(f"this is ANOTHER key than the one known by {shown.where}: {', '.join(shown.known)}"))
+    lines.append("  compare it, on the host itself, with what this says:")
+    lines.append("    ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+    return "\n".join(lines)
+
+
+def begin_text(step: Step) -> str:
+    """A step that is begun."""
+    return wrapped(f"{step.action} {step.object}: {step.summary}", "begin:  ", " " * 8)
+
+
+def ended_text(ended: Ended, seconds: float) -> str:
+    """A step that has ended, after so many seconds."""
     colour = {Result.WORKED: "green", Result.FAILED: "red", Result.REFUSED: "red"}.get(ended.result, "yellow")
     step = ended.step
-    return f"{click.style(ended.result, fg=colour)}: {step.action} {step.object} on {', '.join(step.hosts)}: " + clean(
-        ended.message
-    )
+    head = f"{click.style(ended.result, fg=colour)}: {step.action} {step.object} ({seconds_text(seconds)})"
+    return head if ended.result is Result.WORKED else f"{head}\n{wrapped(ended.message, ' ' * 8)}"
 
 
-def once_text(report: Report, right: bool, blocked: int, unknown: int, not_permitted: int) -> str:
-    """What a pass comes to."""
-    done = sum(1 for ended in report.ended if ended.result is Result.WORKED)
-    if right:
+def once_text(report: OnceReport, lacking: Sequence[tuple[Step, Sequence[Disruption]]]) -> str:
+    """What a pass has left undone, each with its way out, and what it comes to."""
+    lines: list[str] = []
+    for step, missing in lacking:
+        what = f"{step.action} {step.object}"
+        if missing:
+            lines.append(wrapped(f"{what} needs {', '.join(map(str, missing))}", "waits:  ", " " * 8))
+            lines.append("        give it with " + " ".join(f"--allow {d}" for d in missing))
+        else:
+            lines.append(
+                wrapped(f"{what}: {step.object} is only reported on (policy: mode: report)", "waits:  ", " " * 8)
+            )
+    for row in report.blocked:
+        lines.append(f"blocked: {row.object} {row.layer}: {row.reason}")
+        lines.append(wrapped(f"{row.message}. To do: {row.needs}", " " * 9))
+    for unseen in report.unknown:
+        lines.append(f"unknown: {unseen.object} {unseen.layer}: {unseen.reason}")
+        lines.append(wrapped(unseen.message, " " * 9))
+    lines.append(_outcome(report, len(lacking)))
+    return "\n".join(lines)
+
+
+def _outcome(report: OnceReport, lacking: int) -> str:
+    done = sum(1 for row in report.performed if row.result == Result.WORKED)
+    if report.in_wanted_state:
         if not done:
             return click.style("Everything is as the specs say. Nothing was done.", fg="green")
-        return click.style(f"Everything is as the specs say, after {done} steps.", fg="green")
-    what = [f"{done} steps worked"]
+        return click.style(f"Everything is as the specs say, after {counted(done, 'step')}.", fg="green")
+    what = [f"{counted(done, 'step')} worked"]
     what += [f"{len(report.failed)} failed"] if report.failed else []
-    what += [f"{not_permitted} wait for a permission"] if not_permitted else []
-    what += [f"{blocked} blocked"] if blocked else []
-    what += [f"{unknown} unknown"] if unknown else []
+    what += [f"{lacking} not permitted"] if lacking else []
+    what += [f"{len(report.blocked)} blocked"] if report.blocked else []
+    what += [f"{len(report.unknown)} unknown"] if report.unknown else []
     what += ["time is up, and something still runs"] if report.timed_out else []
-    return "Not everything is as the specs say: " + ", ".join(what) + ". `reconcile why OBJECT` tells more."
+    said = f"Not everything is as the specs say: {', '.join(what)}. `reconcile why OBJECT` tells more."
+    return wrapped(said, "")

@@ -15,9 +15,12 @@ from controller.run.eyes import Eyes
 from controller.run.once import Clock
 from controller.spec.model import Container, Lifecycle, ModelServer, Specs
 from controller.spec.ref import Ref
+from controller.spec.values import nearest
 from controller.world.fleet import SshWorld
 from controller.world.port import World
 from controller.world.sim import SimFileError, SimWorld
+
+SHOWN = 12  # names that an error lists
 
 
 class Mistake(Exception):  # noqa: N818 - what the person asked for cannot be
@@ -43,11 +46,11 @@ def narrow(specs: Specs, hosts: Iterable[str], objects: Iterable[str], layers: I
     """Check what a command was narrowed to. Raises Mistake."""
     for host in hosts:
         if host not in specs.hosts:
-            raise Mistake(f"cannot narrow to host {host}: no spec has it; there are {', '.join(specs.hosts) or 'none'}")
-    known = {layer.name for layer in ORDER}
+            raise Mistake(f"cannot find a host called {host} in the specs; {there_are(host, specs.hosts)}")
+    known = [layer.name for layer in ORDER]
     for layer in layers:
         if layer not in known:
-            raise Mistake(f"cannot narrow to layer {layer}: there are {', '.join(x.name for x in ORDER)}")
+            raise Mistake(f"cannot find a layer called {layer}; {there_are(layer, known)}")
     refs: set[Ref] = set()
     for name in objects:
         refs |= set(below(specs, find(specs, name)))
@@ -58,18 +61,23 @@ def narrow(specs: Specs, hosts: Iterable[str], objects: Iterable[str], layers: I
 
 def find(specs: Specs, name: str) -> Ref:
     """An object by ``Kind/name``, or by its name alone when one object only has it. Raises Mistake."""
-    if "/" in name:
-        ref = Ref.parse(name)
-        if ref in specs:
-            return ref
-    else:
-        found = [obj.ref for obj in specs if obj.name == name]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise Mistake(f"cannot tell which {name} is meant: {', '.join(map(str, found))}")
-    there = ", ".join(str(obj.ref) for obj in specs) or "none"
-    raise Mistake(f"cannot find {name} in the specs; there are {there}")
+    found = [obj.ref for obj in specs if name in (obj.name, str(obj.ref))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Mistake(f"cannot tell which {name} is meant: {', '.join(map(str, found))}")
+    there = [str(obj.ref) if "/" in name else obj.name for obj in specs]
+    raise Mistake(f"cannot find {name} in the specs; {there_are(name, there)}")
+
+
+def there_are(wrong: str, names: Iterable[str]) -> str:
+    """What there is in place of a name that there is not: the nearest one, or all if they are few."""
+    names = list(dict.fromkeys(names))
+    close = nearest(wrong, names)
+    if close:
+        return f"did you mean {close}?"
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return f"there are {shown}" if names else "there are none"
 
 
 def below(specs: Specs, ref: Ref) -> tuple[Ref, ...]:
@@ -116,7 +124,7 @@ class Session:
 
 
 def open_session(specs: Specs, fleet: str, state_dir: Path, narrowed: Narrow) -> Session:
-    """Open the world that ``--fleet`` names: ``ssh``, or ``sim:FILE``. Raises Mistake."""
+    """Open the world that ``--fleet`` names: ``ssh``, or ``sim:FILE``. Raises Mistake, NoState."""
     world, clock = _world(specs, fleet, state_dir)
     hosts = tuple(specs.hosts) if not narrowed.hosts else tuple(h for h in specs.hosts if h in narrowed.hosts)
     return Session(specs, world, clock, Eyes(world, ORDER, specs), narrowed, hosts)
@@ -128,10 +136,15 @@ def _world(specs: Specs, fleet: str, state_dir: Path) -> tuple[World, Clock]:
     if not fleet.startswith("sim:"):
         raise Mistake(f"cannot use --fleet {fleet}: it is `ssh`, or `sim:FILE`")
     file = Path(fleet.removeprefix("sim:"))
+    identity = state.identity(state_dir)
     try:
-        simulated = SimWorld.load(file, state_dir, state.identity(state_dir))
-    except (SimFileError, OSError) as error:
+        simulated = SimWorld.load(file, state_dir, identity)
+    except SimFileError as error:
         raise Mistake(f"cannot load the simulated fleet: {error}") from None
+    except OSError as error:
+        raise Mistake(f"cannot load the simulated fleet: {error.filename or file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Mistake(f"cannot load the simulated fleet: {file} is not text in UTF-8") from None
     return simulated, simulated.clock
 
 

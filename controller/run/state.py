@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import socket
 from dataclasses import dataclass
@@ -14,6 +15,16 @@ from typing import IO, Self
 
 class StateInUse(Exception):  # noqa: N818 - the name says what is wrong
     """Another controller works with this state directory; the message says which process."""
+
+
+class NoState(Exception):  # noqa: N818 - the name says what is wrong
+    """The state directory cannot be used; the message says why and what to do."""
+
+    def __init__(self, state: Path, error: OSError) -> None:
+        why = error.strerror or str(error)
+        super().__init__(
+            f"cannot remember anything in {state}: {why}; name another directory with --state DIR or RECONCILE_STATE"
+        )
 
 
 def directory(given: str | None) -> Path:
@@ -33,31 +44,44 @@ class Identity:
 
 
 def identity(state: Path) -> Identity:
-    """Who works with a state directory; made up once and kept."""
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Who works with a state directory; made up once and kept. Raises NoState."""
     file = state / "controller-id"
-    if not file.exists():
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(secrets.token_hex(8) + "\n", encoding="ascii")
-        try:
-            os.link(fresh, file)  # never over one that another process has just made
-        except FileExistsError:
-            pass
-        finally:
-            fresh.unlink()
-    return Identity(file.read_text(encoding="ascii").strip(), f"{socket.gethostname()}:{os.getpid()}")
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not file.exists():
+            fresh = file.with_suffix(f".{os.getpid()}")
+            fresh.write_text(secrets.token_hex(8) + "\n", encoding="ascii")
+            try:
+                os.link(fresh, file)  # never over one that another process has just made
+            except FileExistsError:
+                pass
+            finally:
+                fresh.unlink()
+        kept = file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise NoState(state, error) from None
+    if re.fullmatch(r"[0-9a-f]{16}", kept) is None:
+        # Two controllers that both took a damaged file for their id would take each other's leases for their own.
+        raise NoState(state, OSError(0, f"{file} holds no id (delete it, and a new one is made)"))
+    return Identity(kept, f"{socket.gethostname()}:{os.getpid()}")
 
 
 class Lock:
-    """Held while steps are performed: a second process with the same state, and so the same identity, is refused."""
+    """Held while steps are performed: a second process with the same state, and so the same identity, is refused.
+
+    Entering raises StateInUse, NoState.
+    """
 
     def __init__(self, state: Path) -> None:
         self._path = state / "lock"
         self._file: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._file = self._path.open("a+", encoding="ascii")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = self._path.open("a+", encoding="ascii")
+        except OSError as error:
+            raise NoState(self._path.parent, error) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
