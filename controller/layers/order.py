@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from controller.core.words import Layer
-from controller.layers import access, binding, devices, gpu_health, power
+from controller.layers import access, binding, boot, devices, driver, gpu_health, kernel, mounts, placement, power, userland
 
-ORDER: tuple[Layer, ...] = (access.LAYER, gpu_health.LAYER, binding.LAYER, devices.LAYER, power.LAYER)
+ORDER: tuple[Layer, ...] = (
+    access.LAYER,
+    gpu_health.LAYER,
+    kernel.LAYER,
+    binding.LAYER,
+    driver.LAYER,
+    boot.LAYER,
+    placement.LAYER,
+    mounts.LAYER,
+    devices.LAYER,
+    power.LAYER,
+    userland.LAYER,
+)

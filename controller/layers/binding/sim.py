@@ -23,12 +23,13 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
 
 
 def _user(host: Host, who: str, node: str) -> str:
-    """A user of a card as the truth names it: ct:129, host:python3."""
+    """A user of a card as the truth names it: ct:129, unit:nvidia-persistenced, host:python3."""
     kind, _, name = who.partition(":")
     if kind == "ct" and name.isdigit():
         running = host.containers.get(int(name))
         return f"{running.pid if running else 1}|{node}|/lxc/{name}/ns|python3"
-    return f"{_pid(who)}|{node}|/system.slice|{name or who}"
+    group = f"/system.slice/{name}.service" if kind == "unit" else "/system.slice"
+    return f"{_pid(who)}|{node}|{group}|{name or who}"
 
 
 def _pid(name: str) -> int:

@@ -69,6 +69,11 @@ def load_module(fleet: Fleet, host: Host, name: str) -> str:
     installed = host.modules.get(host.kernel, {}).get(name)
     if installed is None and name != "vfio-pci":
         return f"modprobe: FATAL: Module {name} not found in directory /lib/modules/{host.kernel}"
+    if installed is not None and name.startswith("nvidia"):
+        if host.secure_boot and installed.signer not in host.enrolled_keys:
+            return f"modprobe: ERROR: could not insert '{name}': Key was rejected by service"
+        if failure := host.module_failures.get(f"{installed.version} {installed.flavour}"):
+            return f"modprobe: ERROR: could not insert '{name}': {failure}"
     if name == "nvidia":
         for line in _lines(host, "/etc/modprobe.d"):
             if re.match(r"softdep\s+nvidia\s+pre:.*\bvfio-pci\b", line):
@@ -294,7 +299,10 @@ def boot(fleet: Fleet, host: Host) -> None:
     host.boots += 1
     host.boot_id = fleet.draw_id(host)
     host.booted = fleet.now
-    host.kernel = host.next_kernel or host.kernel
+    host.kernel = next_kernel(host)
+    _run_initramfs(fleet, host)
+    if "/etc/systemd/system/sysinit.target.wants/reconcile-gpus.service" in host.files:
+        _gpu_unit(fleet, host)
     early = list(_lines(host, "/etc/modules-load.d"))
     if "/etc/modules" in host.files:
         early += [line.strip() for line in host.files["/etc/modules"].text.splitlines() if line.strip()]
@@ -310,5 +318,100 @@ def boot(fleet: Fleet, host: Host) -> None:
     fleet.touch(host)
 
 
+def next_kernel(host: Host) -> str:
+    """The kernel that would boot: pinned for once or for good, the one that is said to be next, else the newest."""
+    known = installed_kernels(host)
+    for name in ("next-boot-pin", "proxmox-boot-pin"):
+        pin = host.files.get(f"/etc/kernel/{name}")
+        if pin is not None and pin.text.strip() in known:
+            return pin.text.strip()
+    return host.next_kernel or max(known, key=lambda kernel: [int(n) for n in re.findall(r"\d+", kernel)])
+
+
+def installed_kernels(host: Host) -> list[str]:
+    """The kernels that lie in /boot."""
+    return sorted({host.kernel, *host.kernels, *([host.next_kernel] if host.next_kernel else [])})
+
+
+def _run_initramfs(fleet: Fleet, host: Host) -> None:
+    """Before there is a root file system, nouveau loads for a card if it is in the initramfs and not kept off there."""
+    image = host.initramfs.get(host.kernel)
+    if image is None or "nouveau" not in image.modules or not _has_gpu(host):
+        return
+    lines = [line.split() for text in image.modprobe.values() for line in text.splitlines()]
+    if ["blacklist", "nouveau"] not in lines:
+        load_module(fleet, host, "nouveau")
+
+
 def _has_gpu(host: Host) -> bool:
     return any(f.vendor == "10de" and f.pci_class[:4] in _GPU_CLASSES for f in host.functions.values())
+
+
+# --- a unit that binds cards before modules are loaded by name and by udev -----------------------------------------
+
+
+def _gpu_unit(fleet: Fleet, host: Host) -> None:
+    """The unit that reads ``/etc/reconcile/gpus``: overrides, drivers by address, modules, nodes."""
+    load, cards = _gpu_data(host)
+    for address, driver, _ in cards:
+        for each in _card_functions(host, address, driver):
+            host.functions[each].override = driver
+    for address, driver, _ in cards:
+        if driver == "vfio-pci":
+            load_module(fleet, host, driver)
+        for each in _card_functions(host, address, driver):
+            if host.functions[each].driver not in (None, driver):
+                unbind(fleet, host, each)
+            if driver == "vfio-pci":
+                probe(fleet, host, each)
+    for module in load:
+        load_module(fleet, host, module)
+    for address, _, _ in cards:
+        probe(fleet, host, address)
+    gpu_unit_nodes(fleet, host)
+
+
+def gpu_unit_nodes(fleet: Fleet, host: Host) -> str:
+    """The nodes that the unit's script makes. Returns what it complains of: a card of another minor gets no node."""
+    wrong: list[str] = []
+    right: list[int] = []
+    for address, driver, recorded in _gpu_data(host)[1]:
+        gpu = host.functions[address].gpu
+        if driver != "nvidia" or gpu is None or gpu.minor is None:
+            continue
+        if str(gpu.minor) == recorded:
+            right.append(gpu.minor)
+            continue
+        host.dev.pop(f"/dev/nvidia{gpu.minor}", None)
+        wrong.append(f"{address} has minor {gpu.minor}, not {recorded} as recorded: it gets no node")
+    if right:
+        host.dev.update({f"/dev/nvidia{minor}": Node(NVIDIA_MAJOR, minor) for minor in right})
+        host.dev["/dev/nvidiactl"] = Node(NVIDIA_MAJOR, _CTL_MINOR)
+        if failed := load_module(fleet, host, "nvidia-uvm"):
+            wrong.append(failed)
+        else:
+            host.dev["/dev/nvidia-uvm"] = Node(host.majors["nvidia-uvm"], 0)
+            host.dev["/dev/nvidia-uvm-tools"] = Node(host.majors["nvidia-uvm"], 1)
+    fleet.touch(host)
+    return "\n".join(wrong)
+
+
+def _gpu_data(host: Host) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """The modules to load, and of each recorded card that is there its address, driver and minor."""
+    file = host.files.get("/etc/reconcile/gpus")
+    lines = [line.split() for line in file.text.splitlines()] if file is not None else []
+    load = [words[1].replace("_", "-") for words in lines if words[:1] == ["load"]]
+    cards = []
+    for words in lines:
+        if words[:1] == ["card"] and words[1] in host.functions:
+            function = host.functions[words[1]]
+            if f"{function.vendor}:{function.device}" == words[2]:
+                cards.append((words[1], words[3], words[4]))
+    return load, cards
+
+
+def _card_functions(host: Host, address: str, driver: str) -> list[str]:
+    """A card's own function, or all of the card where it is a virtual machine's."""
+    card = address.rpartition(".")[0]
+    others = driver == "vfio-pci"
+    return [each for each in host.functions if each == address or (others and each.startswith(f"{card}."))]

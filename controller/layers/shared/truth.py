@@ -56,7 +56,7 @@ class Gpu:
     minor: int | None = None
     initialised: bool = False  # used once since the driver took it; before that the driver does not tell its UUID
     lost: bool = False  # fallen off the bus (Xid 79)
-    used_by: list[str] = field(default_factory=list)  # who has it open: ct:129, host:python3
+    used_by: list[str] = field(default_factory=list)  # who has it open: ct:129, unit:dcgm, host:python3
 
 
 @dataclass(slots=True)
@@ -81,6 +81,15 @@ class Module:
 
     version: str = ""
     flavour: str = ""
+    signer: str = ""  # empty: nobody; a distribution's own modules are not looked at
+
+
+@dataclass(slots=True)
+class Initramfs:
+    """What of a kernel's initramfs counts here: the names of the modules in it, and its modprobe.d by path."""
+
+    modules: list[str] = field(default_factory=list)
+    modprobe: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -176,6 +185,16 @@ class Host:
     arch: str = "x86_64"
     kernel: str = "6.8.12-9-pve"
     next_kernel: str = ""
+    kernels: list[str] = field(default_factory=list)  # in /boot, besides the running one and the next
+    headers: list[str] = field(default_factory=list)  # kernels that have a tree to build modules against
+    dkms: dict[str, str] | None = None  # flavour of NVIDIA's sources by version; None: DKMS is not installed
+    repository: list[str] = field(default_factory=list)  # the packages that apt could install
+    lists_fresh: bool = False  # apt has looked at the repository today
+    initramfs: dict[str, Initramfs] = field(default_factory=dict)  # by kernel
+    secure_boot: bool = False
+    enrolled_keys: list[str] = field(default_factory=list)  # machine owner keys that count under secure boot
+    module_failures: dict[str, str] = field(default_factory=dict)  # what loading NVIDIA's says, by "version flavour"
+    dkms_key: str = ""  # what DKMS signs modules with, empty: nothing
     modules: dict[str, dict[str, Module]] = field(default_factory=dict)  # installed, by kernel
     loaded: dict[str, Module] = field(default_factory=dict)
     majors: dict[str, int] = field(default_factory=dict)  # of what is loaded, given anew at each load
@@ -201,6 +220,7 @@ class Host:
     smi_says: str = ""  # what nvidia-smi says all the same, until the driver is loaded anew: "exit N" and its text
     cgroup2: bool = True
     disk_full: bool = False
+    services: list[str] = field(default_factory=list)  # systemd services that run, of interest here
     start_failure: str = ""  # what the next start of a CT fails with
     powers_on: float | None = None  # when it will have booted by itself, while it is off
     draws: int = 0  # how often chance was asked
@@ -237,6 +257,8 @@ class Fleet:
     seed: int = 1
     hosts: dict[str, Host] = field(default_factory=dict)
     clusters: dict[str, Cluster] = field(default_factory=dict)
+    userlands: dict[str, str] = field(default_factory=dict)  # version of NVIDIA's libraries in a volume (a CT's image)
+    downloads: dict[str, str] = field(default_factory=dict)  # files of the internet: text by URL
     unreachable: list[str] = field(default_factory=list)  # hosts that the controller's network does not reach
     changed_keys: list[str] = field(default_factory=list)  # hosts that answer with another host key
 

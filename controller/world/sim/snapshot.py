@@ -15,11 +15,18 @@ from controller.core import observe
 from controller.facts import units
 from controller.facts.words import FleetFacts, HostFacts, Known
 from controller.layers.access.facts import AccessFacts, Cluster
+from controller.layers.binding.facts import BindingFacts
 from controller.layers.devices.facts import GuestFacts
+from controller.layers.driver.facts import DriverFacts
 from controller.layers.gpu_health import facts as gpu
+from controller.layers.kernel.facts import KernelFacts
+from controller.layers.mounts.facts import MountFacts
+from controller.layers.placement.facts import PlacementFacts, Storage
 from controller.layers.power.facts import PowerFacts, Running
 from controller.layers.shared import truth
 from controller.layers.shared.boards import BOARDS
+from controller.layers.shared.pve_conf import parse as parse_conf
+from controller.layers.userland.facts import UserlandFacts
 from controller.spec.model import Specs
 from controller.world.sim import file as simfile
 
@@ -104,11 +111,18 @@ def _host(fleet: truth.Fleet, host: truth.Host, seen: HostFacts) -> None:
     if guests is not None:
         host.cgroup2 = guests.cgroup2
         host.character_devices = [f"{major} {name}" for major, name in guests.drivers if not name.startswith("nvidia")]
-        _machines(host, guests)
+        _machines(host, guests, _value(seen, "host.gpu-binding", BindingFacts))
     for running in power.running if power is not None else ():
         _container(host, running)
+    _guests(host, seen, power)
     if at_work is not None:
         _units(fleet, host, at_work)
+    kernel, driver = _value(seen, "host.kernel", KernelFacts), _value(seen, "host.driver", DriverFacts)
+    if kernel is not None:
+        _kernel(host, kernel)
+    if driver is not None:
+        _driver(host, driver)
+    _userlands(fleet, host, seen)
 
 
 def _uptime(at_work: units.UnitFacts | None, power: PowerFacts | None) -> float:
@@ -198,15 +212,92 @@ def _smi(host: truth.Host, cards: gpu.GpuFacts, seen: HostFacts) -> None:
         host.smi_says = raw.out.partition("smi|")[2] if raw is not None else ""
 
 
+# --- kernels and drivers ---------------------------------------------------------------------------------------------
+
+
+def _kernel(host: truth.Host, seen: KernelFacts) -> None:
+    host.kernels, host.headers = list(seen.installed), list(seen.headers)
+    host.secure_boot, host.enrolled_keys = bool(seen.secure_boot), list(seen.enrolled_keys)
+    if seen.dkms_key_enrolled and seen.enrolled_keys:
+        host.dkms_key = seen.enrolled_keys[0]
+    host.dkms = {} if seen.dkms else None
+    host.repository, host.lists_fresh = list(seen.packages or ()), seen.lists_fresh
+    if seen.nouveau_loaded:
+        host.loaded.setdefault("nouveau", truth.Module())
+    files = dict(seen.modprobe)
+    files |= {"/etc/kernel/next-boot-pin": f"{seen.next_boot_pin}\n"} if seen.next_boot_pin else {}
+    files |= {"/etc/kernel/proxmox-boot-pin": f"{seen.pin}\n"} if seen.pin else {}
+    files |= {"/etc/kernel/proxmox-boot-uuids": ""} if seen.boot_tool else {}
+    host.files.update({path: truth.File(text, mtime=int(host.booted)) for path, text in files.items()})
+    for image in seen.initramfs:
+        if image.unread is None:
+            names = [path.rsplit("/", 1)[-1].split(".ko")[0] for path in image.modules]
+            host.initramfs[image.kernel] = truth.Initramfs(names, dict(image.files))
+
+
+def _driver(host: truth.Host, seen: DriverFacts) -> None:
+    host.userspace = seen.libraries[0] if seen.libraries else ""
+    host.modules = {}
+    for each in seen.modules:
+        module = truth.Module(each.version, each.flavour, each.signer)
+        host.modules[each.kernel] = {"nvidia": module, "nvidia-uvm": module}
+    flavours = {each.version: each.flavour for each in seen.modules}
+    if host.dkms is not None:
+        host.dkms = {version: flavours.get(version, "proprietary") for version in seen.dkms}
+    for runfile in seen.runfiles:
+        path = f"/var/lib/reconcile/drivers/{runfile.name}"
+        host.files[path] = truth.File("an installer that nobody copied\n", mtime=int(host.booted))
+        host.files[f"{path}.sha256"] = truth.File(f"{runfile.sha256}\n", mtime=int(host.booted))
+    if (said := seen.refusal) is not None:
+        line = f"{said.version} {said.flavour} {said.kernel} {said.said}\n"
+        host.files["/var/lib/reconcile/driver-refused"] = truth.File(line, mtime=int(host.booted))
+    if seen.stopped:
+        text = "".join(f"{line}\n" for line in seen.stopped)
+        host.files["/run/reconcile/driver-stopped"] = truth.File(text, mtime=int(host.booted))
+
+
+def _userlands(fleet: truth.Fleet, host: truth.Host, seen: HostFacts) -> None:
+    """What containers have inside, by the volume that it lies in."""
+    userlands, guests = _value(seen, "container.userland", UserlandFacts), _value(seen, "container.devices", GuestFacts)
+    for each in userlands.containers if userlands is not None else ():
+        guest = guests.container(each.id) if guests is not None else None
+        volume = parse_conf(guest.text).main.text("rootfs").split(",")[0] if guest is not None else ""
+        container = host.containers.get(each.id)
+        if container is not None and not volume.startswith("/"):
+            container.image = volume
+        if each.libraries:
+            fleet.userlands[volume or f"{host.name}:{each.id}"] = each.libraries[0]
+
+
 # --- guests ----------------------------------------------------------------------------------------------------------
 
 
-def _machines(host: truth.Host, guests: GuestFacts) -> None:
+def _machines(host: truth.Host, guests: GuestFacts, binding: BindingFacts | None) -> None:
+    pids = {user.group: user.pid for user in binding.users} if binding is not None else {}
     for address, vmid in guests.reservations:
         function = host.functions.get(address)
         if function is not None and function.driver == "vfio-pci":
-            machine = host.machines.setdefault(vmid, truth.RunningMachine(10_000 + vmid, host.booted))
+            pid = pids.get(f"/qemu.slice/{vmid}.scope", 10_000 + vmid)
+            machine = host.machines.setdefault(vmid, truth.RunningMachine(pid, host.booted))
             machine.functions.append(address)
+
+
+def _guests(host: truth.Host, seen: HostFacts, power: PowerFacts | None) -> None:
+    """What else runs, and what containers mount of their host."""
+    placement, mounts = (
+        _value(seen, "container.placement", PlacementFacts),
+        _value(seen, "container.mounts", MountFacts),
+    )
+    for kind, vmid in sorted(placement.running) if placement is not None else ():
+        if kind == "qemu":
+            host.machines.setdefault(vmid, truth.RunningMachine(10_000 + vmid, host.booted))
+        elif power is None or vmid not in power.between:
+            host.containers.setdefault(vmid, truth.RunningContainer(10_000 + vmid, host.booted))
+    for mount in (m for _, each in mounts.guests for m in each) if mounts is not None else ():
+        if mount.there == "dir":
+            host.directories.append(mount.bind.source)
+        elif mount.there == "file":
+            host.files.setdefault(mount.bind.source, truth.File(mtime=int(host.booted)))
 
 
 def _container(host: truth.Host, running: Running) -> None:
@@ -330,4 +421,20 @@ def _tree(fleet: truth.Fleet, views: Sequence[Cluster], facts: FleetFacts) -> tr
             tree.files[path] = truth.File(withhold(guest.text), 0o640, now)
         if seen is not None and seen.mappings:
             tree.files["mapping/pci.cfg"] = truth.File(seen.mappings, 0o640, now)
+        placement = _value(facts[view.node], "container.placement", PlacementFacts) if view.node in facts else None
+        if placement is not None:
+            tree.files["storage.cfg"] = truth.File("".join(map(_storage, placement.storages)), 0o640, now)
     return tree
+
+
+def _storage(seen: Storage) -> str:
+    """A section of storage.cfg, as far as it was understood."""
+    options = {
+        "content": ",".join(seen.content),
+        "nodes": ",".join(seen.nodes),
+        "disable": "1" if seen.disabled else "",
+        "shared": "1" if seen.shared else "",
+    }
+    return (
+        f"{seen.kind}: {seen.name}\n" + "".join(f"\t{key} {value}\n" for key, value in options.items() if value) + "\n"
+    )
