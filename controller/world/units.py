@@ -172,10 +172,16 @@ def _unit(step: Step) -> str:
     return f"reconcile-job-{step.job}"
 
 
+_NO_SUDO = re.compile(r"^sudo: .*(password is required|not found)|not in the sudoers file|is not allowed to", re.M)
+"""What sudo says when it did not run the command; in another language it is ``Lost``, which is as safe."""
+
+
 def _outcome(exit_: Exit, nonce: str) -> Outcome:
     """What the receiver answered. It answers on a line with the nonce; a login's greeting may stand before it."""
     found = re.search(rb"(?:^|\n)" + nonce.encode() + rb" (\S+) (.*)\n", exit_.out)
     errors = exit_.err[-1000:].decode("utf-8", "replace").strip()
+    if found is None and _NO_SUDO.search(errors):
+        return Refused("rights", errors)
     if found is None:
         return Lost(f"the host answered nothing that can be understood (rc {exit_.rc}): {errors or 'no output'}")
     kind, rest = found[1], found[2].decode("utf-8", "replace")

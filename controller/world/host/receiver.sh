@@ -110,7 +110,7 @@ lay_down() {
 	mv "$new" "$dir"
 }
 
-# start: returns when systemd has executed the unit's shell, or knows that it cannot.
+# start: returns when the unit has begun; refuses when it has not and cannot any more.
 start() {
 	exec 7<>"$dir/ended"
 	started=0 begun=yes
@@ -118,9 +118,10 @@ start() {
 		--service-type=exec --property=RuntimeMaxSec="$limit" --property=TimeoutStopSec=10 \
 		--property=StandardOutput=null --property=ExecStopPost="/bin/sh $dir/script end" \
 		/bin/sh "$dir/script" run </dev/null >"$order/said" 2>&1 9>&- || started=$?
-	[ "$started" != 0 ] || return 0
+	# A script that fails at once is to systemd a start that failed.
+	if [ "$started" = 0 ] || [ -e "$dir/began" ]; then return 0; fi
 	said=$(head -c 1000 "$order/said" | tr '\n' ' ')
-	# Out of its way before looking whether it has begun after all: a shell that finds no directory stops.
+	# Out of the way before the last look at whether it has begun: a shell that finds no directory stops.
 	mv "$dir" "$new"
 	if [ -e "$new/began" ]; then
 		mv "$new" "$dir"

@@ -44,7 +44,7 @@ _end() {
 # renew: the lease runs from the end of a step, however long it took, unless another has taken it by then.
 _renew() {
 	exec 9>>/run/reconcile/lock
-	flock -w 5 9 || return
+	flock -w 1 9 || return
 	[ -s /run/reconcile/lease ] || return
 	{
 		read -r _holder _
