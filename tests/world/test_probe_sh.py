@@ -170,3 +170,13 @@ def test_the_mark_of_a_process_that_is_gone_is_swept_up(shell, tmp_path):
     (seen,) = ask(shell, {"a": "printf ok"}, run_dir, "asker-1")
     assert seen["a"].out == "ok"
     assert [file.name for file in run_dir.iterdir()] == [f"look.{os.getpid()}"]
+
+
+def test_a_tool_that_never_stops_talking_is_stopped(shell, tmp_path):
+    fragments = {"tool": "detached talker 10 yes 'a line that comes again and again'"}
+    (seen,) = ask(shell, fragments, tmp_path / "run", "t-1")
+    first, said = seen["tool"].out.split("\n", 1)
+    assert first.startswith("exit ")
+    assert first != "exit 0"
+    assert said.startswith("a line that comes again and again\n")
+    assert sum(file.stat().st_size for file in (tmp_path / "run").iterdir()) < 1024 * 1024
