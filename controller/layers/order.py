@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from controller.core.words import Layer
-from controller.layers import access, binding, boot, devices, driver, gpu_health, kernel, mounts, placement, power, userland
+from controller.layers import (
+    access,
+    binding,
+    boot,
+    devices,
+    driver,
+    gpu_health,
+    kernel,
+    mounts,
+    placement,
+    power,
+    userland,
+)
 
 ORDER: tuple[Layer, ...] = (
     access.LAYER,

@@ -31,14 +31,13 @@ def missing() -> str:
 class Machine:
     """A running machine. What it writes to its disk is gone with it, and outlives its reboots."""
 
-    def __init__(self, image: Image, port: int, console: Path) -> None:
-        self._image, self._port, self._console = image, port, console
+    def __init__(self, image: Image, process: subprocess.Popen[bytes], port: int, console: Path) -> None:
+        self._image, self._process, self._port, self._console = image, process, port, console
+        self.ids = False
 
     def run(self, command: str, *, stdin: bytes = b"", check: bool = True, timeout: float = 120) -> str:
         """Run a command line as root; returns what it printed. Raises CalledProcessError, with stderr in it."""
-        done = subprocess.run(
-            [*self._ssh(), command], input=stdin, capture_output=True, timeout=timeout, check=False
-        )
+        done = subprocess.run([*self._ssh(), command], input=stdin, capture_output=True, timeout=timeout, check=False)
         if check and done.returncode != 0:
             raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr.decode())
         return done.stdout.decode()
@@ -51,10 +50,10 @@ class Machine:
     def script(self, script: Script, *args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Run an action's script as a unit would: the library before it, its arguments quoted, its own state."""
         library = files("controller.world.host").joinpath("lib.sh").read_text(encoding="utf-8")
-        state = "RECONCILE_STATE=/var/lib/reconcile RECONCILE_STEP_DIR=/run/step RECONCILE_STEP=test RECONCILE_OBJECT=Host/vm"
+        state = "RECONCILE_STATE=/var/lib/reconcile RECONCILE_STEP_DIR=/run/step RECONCILE_STEP=test"
         self.run("mkdir -p /var/lib/reconcile /run/step; cat >/run/step/script", stdin=(library + script.text).encode())
         quoted = " ".join("'" + arg.replace("'", "'\\''") + "'" for arg in args)
-        command = f"env {state} RECONCILE_GENERATION=1 sh -eu /run/step/script {quoted}"
+        command = f"env {state} RECONCILE_OBJECT=Host/vm RECONCILE_GENERATION=1 sh -eu /run/step/script {quoted}"
         return subprocess.run([*self._ssh(), command], input=stdin, capture_output=True, timeout=120, check=False)
 
     def driver(self, address: str) -> str:
@@ -69,12 +68,16 @@ class Machine:
     def wait(self) -> None:
         """Wait until it is up, with all its units started."""
         until = time.monotonic() + BOOT_SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until and self._process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
-                if self.run("systemctl is-system-running --wait", check=False, timeout=60).strip() in ("running", "degraded"):
+                if self.run("systemctl is-system-running --wait", check=False, timeout=60).strip() in (
+                    "running",
+                    "degraded",
+                ):
                     return
             time.sleep(0.5)  # nobody answers yet: there is nothing to be told by
-        raise TimeoutError(f"the machine is not up after {BOOT_SECONDS} s: {self._console.read_text()[-2000:]}")
+        said = self._console.read_text()[-2000:] if self._console.exists() else "nothing"
+        raise TimeoutError(f"the machine is not up (QEMU: {self._process.poll()}); its console: {said}")
 
     def reboot(self) -> None:
         """Reboot it, and wait until it is up again."""
@@ -93,7 +96,7 @@ class Machine:
 
 @contextmanager
 def started(image: Image, *, ids: bool) -> Iterator[Machine]:
-    """Start a machine, and end it: with the initramfs that gives all cards of the model to vfio-pci, or the plain one."""
+    """Start a machine, and end it. ``ids``: its initramfs gives all cards of the model to vfio-pci."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="reconcile-vm-") as place:
@@ -106,7 +109,7 @@ def started(image: Image, *, ids: bool) -> Iterator[Machine]:
             env={**os.environ, "TMPDIR": place},
         )
         try:
-            machine = Machine(image, port, console)
+            machine = Machine(image, process, port, console)
             machine.wait()
             yield machine
         finally:
@@ -115,18 +118,22 @@ def started(image: Image, *, ids: bool) -> Iterator[Machine]:
 
 
 def _command(image: Image, port: int, console: Path, *, ids: bool) -> list[str]:
-    append = "root=/dev/vda rw console=ttyS0 intel_iommu=on iommu=pt net.ifnames=0"
+    append = "root=/dev/vda rw console=ttyS0 intel_iommu=on iommu=pt net.ifnames=0 no_timer_check"
     return [
         "qemu-system-x86_64",
         *("-machine", "q35,kernel-irqchip=split"),
-        *(("-accel", "kvm") if os.access("/dev/kvm", os.R_OK | os.W_OK) else ()),
         *("-accel", "tcg,thread=multi"),
         *("-cpu", "max", "-smp", "2", "-m", "1024"),
         *("-device", "intel-iommu,intremap=on"),
         *("-display", "none", "-serial", f"file:{console}", "-monitor", "none"),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd(ids=ids)), "-append", append),
         *("-drive", f"file={image.disk},format=raw,if=virtio,snapshot=on"),
-        *("-netdev", f"user,id=lan,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net-pci,netdev=lan"),
+        *(
+            "-netdev",
+            f"user,id=lan,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22",
+            "-device",
+            "virtio-net-pci,netdev=lan",
+        ),
         *("-device", "pcie-root-port,id=port1,chassis=1,slot=1", "-device", "e1000e,bus=port1"),
         *("-device", "pcie-root-port,id=port2,chassis=2,slot=2", "-device", "e1000e,bus=port2"),
     ]
