@@ -140,7 +140,7 @@ class Ends(click.ClickException):
         self.__dict__["exit_code"] = code  # click declares it for the class, and reads it from the instance
 
     def show(self, file: Any = None) -> None:
-        """Print the message, and nothing else, on stderr; in lines of its own on a terminal, in one when it is piped."""
+        """Print the message, and nothing else, on stderr; on a terminal it is wrapped."""
         one_line = "\n" not in self.message
         click.echo(text.wrapped(self.message, "", "  ") if one_line and sys.stderr.isatty() else self.message, err=True)
 
@@ -355,12 +355,19 @@ def validate(shared: Common) -> None:
 @click.option("--detailed-exitcode", is_flag=True, help="Exit 2 when there are changes.")
 @click.option("--show-scripts", is_flag=True, help="Show each step's script.")
 @click.option("--allow", multiple=True, metavar="CLASS:OBJECT", help="Show the plan as if this were given.")
+@click.option("--next-boot", is_flag=True, help="Show what would be wrong after a reboot of --host now, and no plan.")
 @common
-def plan_command(shared: Common, detailed_exitcode: bool, show_scripts: bool, allow: tuple[str, ...]) -> None:
+def plan_command(
+    shared: Common, detailed_exitcode: bool, show_scripts: bool, allow: tuple[str, ...], next_boot: bool
+) -> None:
     """Show what differs and everything that would be done about it. Touches nothing."""
     specs = _load(shared)
+    if next_boot and not shared.host:
+        raise Ends("cannot tell whose next boot is meant: add --host NAME", COULD_NOT)
     grants = _grants(specs, allow)
     with _opened(shared, specs) as work:
+        if next_boot:
+            _next_boot(shared, work, detailed_exitcode)
         _plan(shared, work, grants, show_scripts, detailed_exitcode)
 
 
@@ -378,7 +385,10 @@ def _plan(shared: Common, work: session.Session, grants: Grants, scripts: bool, 
 def _next_boot(shared: Common, work: session.Session, detailed: bool) -> None:
     work.look()
     report = model.next_boot_report(work.specs, work.eyes.facts, shared.host)
-    click.echo(report.model_dump_json(indent=2) if shared.json else text.next_boot_text(report))
+    if shared.json:
+        _print_json(report)
+    else:
+        click.echo(text.next_boot_text(report))
     unknown = any(not work.excused(Ref.parse(row.object)) for row in report.unknown)
     raise click.exceptions.Exit(COULD_NOT if unknown else NOT_RIGHT if detailed and report.wrong else OK)
 

@@ -11,7 +11,8 @@ from controller.core.conditions import Condition
 from controller.core.next_steps import Judged, Next
 from controller.core.permissions import Grants
 from controller.core.plan import Plan, Planned
-from controller.core.words import Block, Drift, InSync, Skipped, Step, Unseen, Wait
+from controller.core.view import View
+from controller.core.words import Block, Drift, InSync, NotKnown, Skipped, Step, Unseen, Wait
 from controller.facts.units import Job
 from controller.facts.words import FleetFacts, Known
 from controller.layers.boot.next_boot import next_boot
@@ -141,7 +142,7 @@ class PlanReport(_Row):
 
 
 class NextBootReport(_Row):
-    """What ``reconcile plan --next-boot -o json`` prints: of each host the kernel that boots next, what would be wrong."""
+    """What ``reconcile plan --next-boot -o json`` prints: the kernels that boot next, what would be wrong."""
 
     kernels: dict[str, str]
     wrong: list[BlockedRow]
@@ -300,7 +301,15 @@ class VersionReport(_Row):
 
 
 Printed = (
-    PlanReport | OnceReport | StatusReport | WhyReport | ValidateReport | ErrorsReport | TrustReport | VersionReport
+    PlanReport
+    | NextBootReport
+    | OnceReport
+    | StatusReport
+    | WhyReport
+    | ValidateReport
+    | ErrorsReport
+    | TrustReport
+    | VersionReport
 )
 PRINTED: Mapping[str, type[Printed]] = {
     "plan": PlanReport,

@@ -33,7 +33,7 @@ class Function:
 
     @property
     def answers(self) -> bool:
-        """Whether it is on the bus: what has fallen off reads as all ones, which is a link of 63 lanes (pci-sysfs.c)."""
+        """Whether it is on the bus: what fell off reads as all ones, which is a link of 63 lanes (pci-sysfs.c)."""
         return self.link_width != _ALL_ONES
 
     @property
