@@ -7,6 +7,7 @@ import pytest
 
 from tests.lab.fixtures import need_lab
 from tests.lab.lab import Lab
+from tests.scenarios import move
 from tests.scenarios.stage import LabStage, SimStage, Stage
 from tests.scenarios.stale import CONF, lab_hosts, sim_file, specification
 
@@ -42,6 +43,43 @@ def sim_stage(tmp_path: Path) -> SimStage:
     stage = SimStage(tmp_path, sim_file())
     specification(stage)
     return stage
+
+
+@pytest.fixture(scope="session")
+def cluster_lab() -> Iterator[Lab]:
+    """A lab with a cluster of three and a container on kpro6, for all scenarios of a session."""
+    need_lab()
+    files = {"nodes/kpro6/lxc/129.conf": move.CONF.encode()}
+    with Lab(hosts=move.lab_hosts(), pve_files=files) as started:
+        yield started
+
+
+@pytest.fixture
+def moving_lab_stage(cluster_lab: Lab, tmp_path: Path) -> LabStage:
+    """The cluster in its first state: the container runs on kpro6, and nothing of ours is on any host."""
+    cluster_lab.reset()
+    cluster_lab.run("kpro6", f"mkdir -p {move.SHARED} && nvidia-smi -L && nvidia-modprobe -u -c=0", check=True)
+    cluster_lab.run("kpro5", "nvidia-smi -L && nvidia-modprobe -u -c=0", check=True)
+    cluster_lab.run("kpro6", "pct start 129", check=True)
+    cluster_lab.run("kpro6", "rm -f /run/lab-log/*")
+    stage = LabStage(tmp_path, cluster_lab)
+    move.specification(stage)
+    return stage
+
+
+@pytest.fixture
+def moving_sim_stage(tmp_path: Path) -> SimStage:
+    """The simulated fleet in the same state."""
+    stage = SimStage(tmp_path, move.sim_file())
+    move.specification(stage)
+    return stage
+
+
+@pytest.fixture(params=["sim", pytest.param("lab", marks=pytest.mark.lab)])
+def moving(request: pytest.FixtureRequest) -> Stage:
+    """Each of the two worlds, with the cluster of three."""
+    chosen: Stage = request.getfixturevalue(f"moving_{request.param}_stage")
+    return chosen
 
 
 @pytest.fixture(params=["sim", pytest.param("lab", marks=pytest.mark.lab)])

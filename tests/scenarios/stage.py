@@ -18,6 +18,7 @@ from typing import Any
 from controller.layers.shared import pve_physics
 from controller.layers.shared.truth import Node
 from controller.world.sim import SimWorld
+from controller.world.sim.faults import Fault, Name
 from tests.lab.lab import Lab
 
 THIRD = "/dev/third"  # where a scenario puts a node of a card that a container was not given
@@ -103,6 +104,30 @@ class Stage(ABC):
         """What a process in the container gets that opens a path: allowed, refused, no-device or absent."""
 
     @abstractmethod
+    def node(self, vmid: int) -> str:
+        """The node that a container's config lies on."""
+
+    @abstractmethod
+    def pve(self, path: str, text: str) -> None:
+        """Write a file of the cluster, as a person does."""
+
+    @abstractmethod
+    def power_off(self, host: str) -> None:
+        """Cut a host's power."""
+
+    @abstractmethod
+    def power_on(self, host: str) -> None:
+        """Give it back, and wait until the host answers."""
+
+    @abstractmethod
+    def cut(self, host: str) -> None:
+        """Cut a host off from the controller, and from nothing else."""
+
+    @abstractmethod
+    def part(self, *sides: list[str]) -> None:
+        """Break the cluster's network into sides; who is in none is on one more side."""
+
+    @abstractmethod
     def lend_third(self, vmid: int, host: str, minor: int) -> None:
         """Put a node of the host's card with that minor at THIRD in the running container."""
 
@@ -125,15 +150,47 @@ class SimStage(Stage):
         return SimWorld.load(self._file, self.place / state, Nobody())
 
     def host(self, name: str) -> str:
-        return f"kind: Host\nname: {name}\naddress: 192.0.2.1\nplatform: proxmox\n"
+        return f"kind: Host\nname: {name}\naddress: 192.0.2.{name[-1]}\nplatform: proxmox\n"
+
+    def _config(self, vmid: int) -> tuple[str, str]:
+        """Its path and its text, in the copy of the cluster's files that has the highest version."""
+        for cluster in self.world().fleet.clusters.values():
+            newest = max(cluster.trees, key=lambda tree: tree.version)
+            for path, file in newest.files.items():
+                if path.endswith(f"/lxc/{vmid}.conf"):
+                    return path, file.text
+        raise AssertionError(f"no config of {vmid}")
 
     def conf(self, vmid: int) -> bytes:
+        return self._config(vmid)[1].encode("utf-8", "surrogateescape")
+
+    def node(self, vmid: int) -> str:
+        return self._config(vmid)[0].split("/")[1]
+
+    def pve(self, path: str, text: str) -> None:
+        self._happen(Fault(Name.EDIT, self._writer(), path=f"/etc/pve/{path}", text=text))
+
+    def _writer(self) -> str:
+        """A host that may write in its cluster."""
+        fleet = self.world().fleet
+        return next(name for name, host in fleet.hosts.items() if host.powered and pve_physics.is_quorate(fleet, host))
+
+    def power_off(self, host: str) -> None:
+        self._happen(Fault(Name.POWER_OFF, host))
+
+    def power_on(self, host: str) -> None:
+        self._happen(Fault(Name.POWER_ON, host))
+
+    def cut(self, host: str) -> None:
+        self._happen(Fault(Name.UNREACHABLE, host))
+
+    def part(self, *sides: list[str]) -> None:
+        self._happen(Fault(Name.PARTITION, sides[0][0], sides=tuple(map(tuple, sides))))
+
+    def _happen(self, *faults: Fault) -> None:
         world = self.world()
-        for cluster in world.fleet.clusters.values():
-            for path, file in cluster.trees[0].files.items():
-                if path.endswith(f"/lxc/{vmid}.conf"):
-                    return file.text.encode("utf-8", "surrogateescape")
-        raise AssertionError(f"no config of {vmid}")
+        world.inject(*faults)
+        world.close()
 
     def write_conf(self, vmid: int, content: bytes) -> None:
         world = self.world()
@@ -187,8 +244,22 @@ class LabStage(Stage):
         raise AssertionError(f"no config of {vmid}")
 
     def node(self, vmid: int) -> str:
-        """The node that a container's config lies on."""
         return self._path(vmid).split("/")[1]
+
+    def pve(self, path: str, text: str) -> None:
+        self.lab.pve_write(path, text)
+
+    def power_off(self, host: str) -> None:
+        self.lab.power_off(host)
+
+    def power_on(self, host: str) -> None:
+        self.lab.power_on(host)
+
+    def cut(self, host: str) -> None:
+        self.lab.cut(host)
+
+    def part(self, *sides: list[str]) -> None:
+        self.lab.partition(list(sides))
 
     def conf(self, vmid: int) -> bytes:
         return self.lab.pve_read(self._path(vmid))
