@@ -15,7 +15,7 @@ from controller.core.next_steps import Next, next_steps
 from controller.core.permissions import Grants
 from controller.core.view import View
 from controller.core.words import Drift, InSync, Layer, Skipped, Step, Unseen
-from controller.facts.words import FleetFacts
+from controller.facts.words import FleetFacts, Unknown
 from controller.run.eyes import Eyes
 from controller.spec.model import Specs
 from controller.spec.ref import Ref
@@ -210,9 +210,11 @@ class Pass:
             self._end(report, ended)
 
     def _order(self, step: Step, facts: FleetFacts) -> Outcome:
-        units = observe.units(facts[step.hosts[0]])
+        host = facts[step.hosts[0]]
+        units, found = observe.units(host), host.section(observe.WORLD)
         if units is None:
-            return Refused("stale", f"the state of {step.hosts[0]} is not known")
+            why = found.message if isinstance(found, Unknown) else f"what is at work on {host.host} is not known"
+            return Refused("unable", why)
         return self.world.perform(Order(step, units.generation, units.boot_id))
 
 

@@ -9,7 +9,7 @@ from controller.core.permissions import Grants
 from controller.core.view import View
 from controller.core.words import Disruption, Drift, InSync, Layer, Script, Step, Verdict, Wait
 from controller.facts.units import How, Job, Unit, UnitFacts
-from controller.facts.words import Observation, Section, Unknown
+from controller.facts.words import HostFacts, Observation, Section, Unknown
 from controller.run.eyes import Eyes
 from controller.run.once import AGAIN, FRESH, TRIES, Ended, Pass, Report, Result
 from controller.spec.model import Container, Specs
@@ -26,7 +26,7 @@ class Switchboard:
         self.hosts = hosts
         self.answers: dict[str, list[Callable[[Order], Outcome]]] = {}
         self.performed: list[str] = []
-        self.units: dict[str, UnitFacts] = {name: UnitFacts(0, "boot") for name in hosts}
+        self.units: dict[str, UnitFacts | Unknown] = {name: UnitFacts(0, "boot") for name in hosts}
         self.dark: set[str] = set()
         self.looked: list[str] = []
 
@@ -91,10 +91,16 @@ class SwitchEyes(Eyes):
         super().look(hosts, max_age)  # type: ignore[arg-type]
         board: Switchboard = self._world  # type: ignore[assignment]
         self._facts = {
-            name: facts if facts.failure else facts.with_section("world", board.units[name])
+            name: facts if facts.failure else _with_units(facts, board.units[name])
             for name, facts in self._facts.items()
         }
         return self._facts
+
+
+def _with_units(facts: HostFacts, units: UnitFacts | Unknown) -> HostFacts:
+    if isinstance(units, Unknown):
+        return dataclasses.replace(facts, sections={**facts.sections, "world": units})
+    return facts.with_section("world", units)
 
 
 def run(
@@ -363,3 +369,12 @@ def test_while_a_lost_step_may_still_disrupt_no_other_step_does() -> None:
     assert len(begun) == 1
     assert begun[0] >= 120  # the step's own time is up by then, whatever became of it
     assert "may still run on a, which does not answer" in teller.waits[0]
+
+
+def test_a_host_that_does_not_tell_what_is_at_work_on_it_is_given_no_step_and_the_reason_is_told_once() -> None:
+    board = Switchboard(a={"one": False}, b={})
+    board.units["a"] = Unknown("newer-schema", "the state on the host has schema 2, this release knows 1")
+    report, _ = run(board, (ONE,), specs(CT))
+    assert board.performed == []
+    assert results(report) == [("one", Result.REFUSED)]
+    assert list(report.failed.values()) == ["unable: the state on the host has schema 2, this release knows 1"]
