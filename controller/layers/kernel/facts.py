@@ -140,7 +140,7 @@ def parse(section: Section) -> KernelFacts:
 
 def _split(out: str) -> list[tuple[str, str, str]]:
     marks = list(_PART.finditer(out))
-    ends = [*(mark.start() for mark in marks[1:]), len(out)]
+    ends = [*(mark.start() for mark in marks[1:]), len(out)][: len(marks)]
     first = marks[0].start() if marks else len(out)
     return [
         ("", "", out[:first]),
