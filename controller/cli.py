@@ -146,7 +146,8 @@ class Ends(click.ClickException):
 
 
 def _print_json(report: model.Printed) -> None:
-    click.echo(report.model_dump_json(indent=2, exclude_none=isinstance(report, model.PlanReport)))
+    plain = report.model_dump(exclude_none=isinstance(report, model.PlanReport))
+    click.echo(text.clean(json.dumps(plain, indent=2, ensure_ascii=False)))
 
 
 def _load(shared: Common, code: int = NOT_RIGHT) -> Specs:

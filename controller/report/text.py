@@ -15,7 +15,8 @@ from controller.report.model import DriftRow, NextBootReport, OnceReport, PlanRe
 from controller.run.once import Ended, Result
 from controller.world.keys import Shown
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters, halves of characters, and what breaks a line or turns the direction of text.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean(text: str) -> str:

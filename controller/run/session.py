@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +29,10 @@ class Mistake(Exception):  # noqa: N818 - what the person asked for cannot be
 
 @dataclass(frozen=True)
 class Narrow:
-    """``--host``, ``--object`` and ``--layer``: an object brings the layers below it."""
+    """``--host``, ``--object`` and ``--layer``, each of which narrows what the others have left.
+
+    An object brings the layers below it. Without ``objects`` all are meant.
+    """
 
     hosts: frozenset[str] = frozenset()
     objects: frozenset[Ref] = frozenset()
@@ -42,7 +45,7 @@ class Narrow:
         return not (self.layers and layer and layer not in self.layers)
 
 
-def narrow(specs: Specs, hosts: Iterable[str], objects: Iterable[str], layers: Iterable[str]) -> Narrow:
+def narrow(specs: Specs, hosts: Collection[str], objects: Iterable[str], layers: Iterable[str]) -> Narrow:
     """Check what a command was narrowed to. Raises Mistake."""
     for host in hosts:
         if host not in specs.hosts:
@@ -53,9 +56,12 @@ def narrow(specs: Specs, hosts: Iterable[str], objects: Iterable[str], layers: I
             raise Mistake(f"cannot find a layer called {layer}; {there_are(layer, known)}")
     refs: set[Ref] = set()
     for name in objects:
-        refs |= set(below(specs, find(specs, name)))
-    for host in hosts:
-        refs |= {obj.ref for obj in specs if _lives_on(specs, obj.ref, host)}
+        ref = find(specs, name)
+        if hosts and not _lives_on_one_of(specs, ref, hosts):
+            raise Mistake(f"cannot narrow to nothing: {ref} does not live on {' or '.join(hosts)}")
+        refs |= set(below(specs, ref))
+    if hosts:
+        refs = {ref for ref in refs or {obj.ref for obj in specs} if _lives_on_one_of(specs, ref, hosts)}
     return Narrow(frozenset(hosts), frozenset(refs), frozenset(layers))
 
 
@@ -92,8 +98,8 @@ def below(specs: Specs, ref: Ref) -> tuple[Ref, ...]:
     return (ref,)
 
 
-def _lives_on(specs: Specs, ref: Ref, host: str) -> bool:
-    return Ref("Host", host) in below(specs, ref)
+def _lives_on_one_of(specs: Specs, ref: Ref, hosts: Collection[str]) -> bool:
+    return any(each.kind == "Host" and each.name in hosts for each in below(specs, ref))
 
 
 @dataclass
