@@ -16,7 +16,7 @@ def batch(ready: Iterable[Step], limits: Limits, busy: frozenset[str] = frozense
     chosen: list[Step] = []
     hosts: set[str] = set(busy)
     for step in ready:
-        if hosts & _kept_apart(step.hosts, limits.never_together):
+        if hosts & kept_apart(step.hosts, limits.never_together):
             continue
         if any(step.object == other.object or _share(step, other) for other in chosen):
             continue
@@ -27,7 +27,7 @@ def batch(ready: Iterable[Step], limits: Limits, busy: frozenset[str] = frozense
     return tuple(chosen)
 
 
-def _kept_apart(hosts: Iterable[str], never_together: Sequence[Sequence[str]]) -> set[str]:
+def kept_apart(hosts: Iterable[str], never_together: Sequence[Sequence[str]]) -> set[str]:
     """These hosts, and those that must not be worked on at the same time as one of them."""
     apart = set(hosts)
     for group in never_together:

@@ -5,19 +5,21 @@ A pure function, called again after every step with fresh facts: there is no sto
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from controller.core.batch import kept_apart
 from controller.core.defects import DEFECT, defect
 from controller.core.view import View
 from controller.core.words import Block, Drift, Gate, InSync, Layer, NotKnown, Skipped, Step, Unseen, Verdict, Wait
-from controller.spec.model import Container, Host, ModelServer
+from controller.spec.model import Container, Host, Lifecycle, ModelServer
 from controller.spec.ref import Ref
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One layer of one object, judged. ``held`` says which earlier layer its step has to wait for."""
+    """One layer of one object, judged. ``held`` says what its step has to wait for: mostly an earlier layer."""
 
     object: Ref
     layer: str
@@ -67,10 +69,13 @@ def next_steps(layers: Sequence[Layer], view: View) -> Next:
         judged[ref] = list(_chain(layers, view, ref, container, held))
     for server in view.specs.servers.values():
         ref = Ref("ModelServer", server.name)
-        below = Ref("Container", server.container) if server.container else Ref("Host", str(server.host))
-        held = _held_by(judged[below])
+        if server.container is not None:
+            held = _held_by_container(judged[Ref("Container", server.container)])
+        else:
+            held = _held_by_host(layers, judged[Ref("Host", str(server.host))], uses_gpus=True)
         judged[ref] = list(_chain(layers, view, ref, server, held))
-    return _sorted(tuple(j for chain in judged.values() for j in chain), closed)
+    each = (j for chain in judged.values() for j in chain)
+    return _sorted(tuple(dataclasses.replace(j, held=_holds(view, j, closed)) for j in each))
 
 
 def _chain(
@@ -96,9 +101,10 @@ def _judge(layer: Layer, view: View, obj: Host | Container | ModelServer) -> Ver
         return Unseen(DEFECT, f"{layer.name} of {obj.ref} cannot be judged: {defect(error)}")
 
 
-def _held_by(chain: Sequence[Judged]) -> str:
-    """The first layer below that is not right."""
-    return next((str(judged) for judged in chain if not _is_right(judged.verdict)), "")
+def _held_by_container(chain: Sequence[Judged]) -> str:
+    """What holds the container itself, or else the first of its layers that is not right."""
+    held = next((judged.held for judged in chain if judged.held), "")
+    return held or next((str(judged) for judged in chain if not _is_right(judged.verdict)), "")
 
 
 def _is_right(verdict: Verdict) -> bool:
@@ -122,7 +128,7 @@ def _held_by_host(layers: Sequence[Layer], chain: Sequence[Judged], uses_gpus: b
     return ""
 
 
-def _sorted(judged: tuple[Judged, ...], closed: Mapping[str, Judged]) -> Next:
+def _sorted(judged: tuple[Judged, ...]) -> Next:
     ready: list[Step] = []
     held: list[tuple[Step, str]] = []
     blocked: list[tuple[Judged, Block]] = []
@@ -131,8 +137,8 @@ def _sorted(judged: tuple[Judged, ...], closed: Mapping[str, Judged]) -> Next:
         if not isinstance(one.verdict, Drift):
             continue
         match one.verdict.remedy:
-            case Step() as step if by := _holds(one, step, closed):
-                held.append((step, by))
+            case Step() as step if one.held:
+                held.append((step, one.held))
             case Step() as step:
                 ready.append(step)
             case Block() as block:
@@ -142,9 +148,24 @@ def _sorted(judged: tuple[Judged, ...], closed: Mapping[str, Judged]) -> Next:
     return Next(judged, tuple(ready), tuple(held), tuple(blocked), tuple(waiting))
 
 
-def _holds(judged: Judged, step: Step, closed: Mapping[str, Judged]) -> str:
-    """What the step has to wait for: a closed host among those that it touches, or a layer below its own."""
+def _holds(view: View, judged: Judged, closed: Mapping[str, Judged]) -> str:
+    """What the layer's step has to wait for: a host that it touches, one kept apart from those, a layer below."""
+    if not isinstance(judged.verdict, Drift) or not isinstance(judged.verdict.remedy, Step):
+        return judged.held
+    step = judged.verdict.remedy
     by = next((closed[host] for host in step.hosts if host in closed and closed[host] is not judged), None)
     if by is not None:
         return str(by)
-    return "" if step.independent else judged.held
+    return _unseen_mate(view, step) or ("" if step.independent else judged.held)
+
+
+def _unseen_mate(view: View, step: Step) -> str:
+    """A host that is never disrupted together with those of the step, and that cannot be seen: it may be just now."""
+    if not step.disrupts:
+        return ""
+    for name in sorted(kept_apart(step.hosts, view.specs.fleet.limits.never_together) - set(step.hosts)):
+        host, facts = view.specs.hosts.get(name), view.facts.get(name)
+        gone = host is None or host.lifecycle is Lifecycle.DECOMMISSIONED
+        if not gone and (facts is None or facts.failure is not None):
+            return f"Host/{name}, which is never disrupted together with {step.hosts[0]} and cannot be observed"
+    return ""

@@ -410,7 +410,7 @@ def remedy(drift: Drift, held: str, grants: Grants) -> str:
             return f"blocked: {message}. To do: {needs}"
         case Wait(what, message, _):
             return f"waits for a {what}: {message}"
-        case Step() as step if held and not step.independent:
+        case Step() as step if held:
             return f"waits for {held}; then: {step.summary}"
         case Step() as step if missing := grants.missing(step):
             return f"waits for a permission: {', '.join(map(str, missing))}; then: {step.summary}"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from controller.core.batch import kept_apart
 from controller.core.next_steps import Next, next_steps
 from controller.core.view import View
 from controller.layers.order import ORDER
@@ -132,7 +133,8 @@ class Session:
 def open_session(specs: Specs, fleet: str, state_dir: Path, narrowed: Narrow) -> Session:
     """Open the world that ``--fleet`` names: ``ssh``, or ``sim:FILE``. Raises Mistake, NoState."""
     world, clock = _world(specs, fleet, state_dir)
-    hosts = tuple(specs.hosts) if not narrowed.hosts else tuple(h for h in specs.hosts if h in narrowed.hosts)
+    concerned = kept_apart(narrowed.hosts or specs.hosts, specs.fleet.limits.never_together)
+    hosts = tuple(host for host in specs.hosts if host in concerned)
     return Session(specs, world, clock, Eyes(world, ORDER, specs), narrowed, hosts)
 
 

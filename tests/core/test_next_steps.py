@@ -4,7 +4,7 @@ from controller.core.next_steps import next_steps
 from controller.core.view import View
 from controller.core.words import Drift, Gate, Layer, Step, Unseen
 from controller.facts.words import HostFacts, Known, Unknown
-from controller.spec.model import GpuSelector
+from controller.spec.model import Fleet, GpuSelector, Lifecycle, Limits, ModelServer, Specs
 from controller.spec.ref import Ref
 from tests.core.builders import blocked_layer, specs, switch_layer, switches
 
@@ -124,3 +124,51 @@ def test_a_check_that_stumbles_is_unknown_and_keeps_no_other_object_from_being_l
     assert verdict.reason == "defect"
     assert "AssertionError at tests/core/test_next_steps.py:" in verdict.message
     assert "hunter2" not in verdict.message
+
+
+def kept_apart(wanted: Specs, **lifecycle: str) -> Specs:
+    fleet = Fleet(limits=Limits(never_together=(("a", "b"),)))
+    hosts = {
+        name: host.model_copy(update={"lifecycle": Lifecycle(lifecycle[name])}) if name in lifecycle else host
+        for name, host in wanted.hosts.items()
+    }
+    return dataclasses.replace(wanted, fleet=fleet, hosts=hosts)
+
+
+def test_nothing_is_disrupted_beside_a_host_of_its_group_that_cannot_be_seen() -> None:
+    dark = HostFacts("b", {}, failure=Unknown("unreachable", "no route"))
+    view = View(kept_apart(specs(CT)), {**switches(a={"one": False}), "b": dark})
+    following = next_steps((ONE,), view)
+    assert following.ready == ()
+    assert [held for _, held in following.held] == [
+        "Host/b, which is never disrupted together with a and cannot be observed"
+    ]
+    assert next_steps((ONE,), dataclasses.replace(view, facts=switches(a={"one": False}))).ready == ()
+    assert next_steps((ONE,), dataclasses.replace(view, facts=switches(a={"one": False}, b={}))).ready
+    assert next_steps((ONE,), dataclasses.replace(view, specs=kept_apart(specs(CT), b="decommissioned"))).ready
+
+
+def test_a_server_waits_for_what_its_container_waits_for() -> None:
+    server = ModelServer.model_construct(name="llm", container="ct", host=None)
+    wanted = dataclasses.replace(specs(CT), servers={"llm": server})
+    gate = dataclasses.replace(switch_layer("gate", kind="Host"), gates=Gate.ALL)
+    of_server = dataclasses.replace(
+        blocked_layer("serve", kind="ModelServer"),
+        check=lambda view, obj: ONE.check(view, view.specs.containers["ct"]),
+    )
+    facts = switches(a={"gate": False, "one": False, "two": True}, b={"gate": True})
+    following = next_steps((gate, TWO, of_server), View(wanted, facts))
+    assert [s.layer for s in following.ready] == ["gate"]
+    assert [j.held for j in following.judged if j.layer == "serve"] == ["gate of Host/a"]
+
+
+def test_a_layer_of_a_plain_host_that_only_reports_holds_no_server_there() -> None:
+    server = ModelServer.model_construct(name="llm", container=None, host="a")
+    wanted = dataclasses.replace(specs(CT), servers={"llm": server})
+    report = dataclasses.replace(blocked_layer("report", kind="Host"), gates=Gate.NOTHING)
+    of_server = dataclasses.replace(
+        blocked_layer("serve", kind="ModelServer"),
+        check=lambda view, obj: ONE.check(view, view.specs.containers["ct"]),
+    )
+    following = next_steps((report, of_server), View(wanted, switches(a={"one": False}, b={})))
+    assert [j.held for j in following.judged if j.layer == "serve"] == [""]
