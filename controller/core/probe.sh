@@ -105,7 +105,7 @@ detached() {
 	if [ -f "$tool.at" ]; then read -r at <"$tool.at"; fi
 	if [ -z "$at" ] || [ ! -f "$tool.done" ] || [ $((now - at)) -gt "$max_age" ]; then
 		# shellcheck disable=SC2016 # the inner shell expands these
-		setsid sh -c 'tool=$1; shift; (ulimit -f 1024; exec "$@") >"$tool.out" 2>&1 </dev/null
+		setsid sh -c 'tool=$1; shift; (ulimit -S -f 1024; exec "$@") >"$tool.out" 2>&1 </dev/null
 			printf "exit %s\n" "$?" >"$tool.new"; head -c 65536 "$tool.out" >>"$tool.new"
 			mv "$tool.new" "$tool.done"' sh "$tool" "$@" >/dev/null 2>&1 &
 		pid=$!

@@ -75,17 +75,21 @@ image=$1
 at() { tail -c "+$(($1 + 1))" "$image" 2>/dev/null || :; }
 size=$(stat -L -c %s "$image")
 work=$(mktemp -d /tmp/reconcile-initramfs.XXXXXX)
-trap "rm -rf $work" EXIT
-take() {
+trap "rm -rf $work $work.names" EXIT
+: >"$work.names"
+# names and confs: module files by name alone, for they are large; configuration with what it says
+names() { cpio -it --quiet "*/nouveau.ko*" "*/nvidia*.ko*" "*/vfio*.ko*" 2>/dev/null; }
+confs() {
 	(cd "$work" && cpio -id --quiet --no-absolute-filenames "etc/modprobe.d/*" "lib/modprobe.d/*" "usr/lib/modprobe.d/*" \
-		"conf/modules" "*/nouveau.ko*" "*/nvidia*.ko*" "*/vfio*.ko*" 2>/dev/null)
+		"conf/modules" 2>/dev/null)
 }
 offset=0
 while [ "$offset" -lt "$size" ]; do
 	case $(at "$offset" | head -c 6 | od -An -tx1 | tr -d " \n") in
 	30373037303[12])
 		blocks=$(at "$offset" | cpio -it 2>&1 >/dev/null | tail -n 1)
-		at "$offset" | take
+		at "$offset" | names >>"$work.names"
+		at "$offset" | confs
 		offset=$((offset + ${blocks%% *} * 512))
 		continue ;;
 	1f8b*) tool=gzip ;;
@@ -97,12 +101,13 @@ while [ "$offset" -lt "$size" ]; do
 	*) echo "packed in an unknown way" >&2; exit 1 ;;
 	esac
 	command -v "$tool" >/dev/null || { echo "there is no $tool to unpack it with" >&2; exit 1; }
-	at "$offset" | "$tool" -dc 2>/dev/null | take
+	at "$offset" | "$tool" -dc 2>/dev/null | names >>"$work.names"
+	at "$offset" | "$tool" -dc 2>/dev/null | confs
 	break
 done
+sed "s|^\./||; s|^|module |" "$work.names" | sort
 cd "$work"
-find . -name "*.ko*" -type f | sed "s|^\./||; s|^|module |" | sort
-find . -type f ! -name "*.ko*" | sort | sed "s|^\./||" | while read -r file; do
+find . -type f | sort | sed "s|^\./||" | while read -r file; do
 	grep -aH "" -- "$file" | sed "s/^/line /" || :
 done'
 [ -n "$images" ] || return 0

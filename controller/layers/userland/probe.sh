@@ -33,8 +33,11 @@ for id in $guests; do
 	done
 	if [ -x "$inside/usr/bin/nvidia-smi" ] && [ -n "$same" ]; then
 		printf 'smi %s\n' "$id"
-		detached "smi-$id" 10 lxc-attach -n "$id" --clear-env -v PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-			-- nvidia-smi --query-gpu=uuid,pci.bus_id --format=csv,noheader
+		# lxc-attach begins with a copy of itself (CVE-2019-5736), which is larger than what `detached` lets be written.
+		# shellcheck disable=SC2016 # run by a shell of its own
+		detached "smi-$id" 10 sh -c 'ulimit -S -f unlimited
+			exec lxc-attach -n "$1" --clear-env -v PATH="$2" -- sh -c "ulimit -f 1024; exec nvidia-smi $3"' sh "$id" "$PATH" \
+			'--query-gpu=uuid,pci.bus_id --format=csv,noheader'
 		printf '.\n'
 	elif [ -x "$inside/usr/bin/nvidia-smi" ]; then
 		printf 'program %s\n' "$id"
