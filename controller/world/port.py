@@ -45,7 +45,7 @@ class Done:
 class Refused:
     """Nothing was started. ``message`` says by whom or what.
 
-    ``reason``: stale | busy | lease | rights | read-only | unreachable | unable (the host cannot run units: no systemd,
+    ``reason``: stale | busy | lease | rights | unreachable | unable (the host cannot run units: no systemd,
     a full disk, state of a newer release; or the order did not wholly arrive).
     """
 

@@ -299,12 +299,6 @@ def _step(
     action = "start" if running is None else "stop" if container.state is State.STOPPED else "restart"
     ref, host = Ref("Container", container.name), container.host
     servers = sorted(s.name for s in view.specs.servers.values() if s.container == container.name)
-    later = Later(f"{action}-{container.name}")
-
-    def effect(facts: FleetFacts) -> FleetFacts:
-        started = None if action == "stop" else _predicted(container.id, guest, conf, facts[host].section, later)
-        return _with(facts, host, container.id, started)
-
     since = "0" if running is None else str(running.started) if not isinstance(running.started, Later) else ""
     waiting = conf.pending.keys
     also = (
@@ -312,7 +306,7 @@ def _step(
         if waiting and action != "stop"
         else ""
     )
-    return Step(
+    step = Step(
         action=action,
         object=ref,
         layer=NAME,
@@ -328,8 +322,14 @@ def _step(
         timeout=TIMEOUT,
         provisional=isinstance(guest.edited, Later),
         independent=action == "stop",
-        effect=effect,
     )
+
+    def effect(facts: FleetFacts) -> FleetFacts:
+        section, later = facts[host].section, Later(step.id)
+        started = None if action == "stop" else _predicted(container.id, guest, conf, section, later)
+        return _with(facts, host, container.id, started)
+
+    return dataclasses.replace(step, effect=effect)
 
 
 def _predicted(vmid: int, guest: Guest, conf: PctConf, section: Callable[[str], object], later: Later) -> Running:

@@ -59,7 +59,11 @@ def test_a_start() -> None:
     assert (start.action, start.args) == ("start", ("start", "129", digest, "0", ""))
     assert [str(d) for d in start.disrupts] == ["restart-container:Container/ct129", "restart-server:ModelServer/one"]
     assert not start.independent
-    assert judge(View(seen.specs, start.effect(seen.facts))) == InSync()
+    after = start.effect(seen.facts)
+    assert judge(View(seen.specs, after)) == InSync()
+    expected = View(seen.specs, after).fact("kpro5", "container.power", PowerFacts).of(129)
+    assert expected is not None
+    assert expected.started == Later(start.id)
 
 
 def test_a_stop_waits_for_nothing_below_it() -> None:
