@@ -18,6 +18,12 @@ test: ## Everything that can be tested here; the lab too when root
 	@$(MAKE) --no-print-directory lint
 	@$(PYTEST) $(PYTEST_ARGS)
 
+.PHONY: test-vm
+test-vm: ## Binding and boot on a real kernel in a virtual machine: root, ten minutes
+	@scripts/setup dev
+	@tests/vm/install-packages.sh
+	@RECONCILE_REQUIRE_VM=1 $(PYTEST) -m vm tests/vm $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: ## Style, types, imports, shell scripts
 	@scripts/setup dev

@@ -169,7 +169,7 @@ def test_what_a_vm_claims_is_left_alone(bare: Stage, how: str) -> None:
 
 
 def test_a_vm_that_runs_with_the_card_keeps_it(bare: Stage) -> None:
-    claim(bare, 203, "hostpci0: 0000:4f:00,pcie=1\n")
+    claim(bare, 203, "machine: q35\nhostpci0: 0000:4f:00,pcie=1\n")
     if isinstance(bare, LabStage):
         bare.lab.run("kpro5", "qm start 203", check=True)
     else:

@@ -2,7 +2,7 @@
 
 One unit of ours, before anything else loads a driver, with a script that has all values in a small file of data. A
 card's minor is recorded with it: one that gets another at boot has no node, so that no container gets another's card.
-Which way was chosen and why: docs/decisions/0004-a-unit-of-our-own-at-boot.md.
+Which way was chosen and why: docs/decisions/0006-a-unit-of-our-own-at-boot.md.
 """
 
 from __future__ import annotations
