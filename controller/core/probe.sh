@@ -74,8 +74,9 @@ enter() {
 # at work until it is too old for that.
 hangs() {
 	for _ in 1 2 3; do
-		[ -s "$1" ] || return 1
-		read -r started begun token <"$1"
+		# Empty between looks, and gone or cut when its shell is just about to end or to look.
+		read -r started begun token 2>/dev/null <"$1" || return 1
+		[ -n "$token" ] || return 1
 		read -r now _ </proc/uptime
 		age=$((${now%.*} - begun))
 		if [ "$token" != "${nonce%-*}" ] && [ "$age" -le 30 ]; then return 1; fi

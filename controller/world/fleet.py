@@ -72,7 +72,7 @@ class SshWorld:
         self._look_timeout = look_timeout
         self._user_config = UserConfig(user_config)
         self._connector = Connector(KnownHosts(state), connect_timeout)
-        self._pool = ThreadPoolExecutor(_LOGINS_AT_ONCE, thread_name_prefix="login")
+        self._pool: ThreadPoolExecutor | None = None  # while somebody is being logged in to
         self._news: queue.SimpleQueue[_Link] = queue.SimpleQueue()
         self._observing = threading.Lock()
         self._links: dict[str, _Link] = {}
@@ -116,7 +116,19 @@ class SshWorld:
                     if told in waiting:
                         soonest = min(soonest, waiting[told].until)
                 self._give_up_late(waiting, seen)
+            self._end_idle_logins()
             return {look.host: seen[look.host] for look in looks}
+
+    def _logins(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_LOGINS_AT_ONCE, thread_name_prefix="login")
+        return self._pool
+
+    def _end_idle_logins(self) -> None:
+        """Keep no threads for logins when there are none: between looks a connection costs its own thread only."""
+        if self._pool is not None and not any(link.opening() for link in self._links.values()):
+            self._pool.shutdown(wait=False)
+            self._pool = None
 
     def _forward(self, link: _Link, waiting: dict[_Link, _Asked], seen: dict[str, Observation]) -> None:
         """Take one host a step further: log in, ask, or take in what it answers."""
@@ -124,7 +136,7 @@ class SshWorld:
         found: Mapping[str, Section] | HostError | None
         try:
             if asked.since is None:
-                if not link.ready(self._pool):
+                if not link.ready(self._logins):
                     return
                 asked.since = time.monotonic()
                 asked.until = asked.since + self._look_timeout
@@ -167,6 +179,8 @@ class SshWorld:
     def perform(self, order: Order) -> Outcome:
         """Start the step's script as a unit on its host and wait until it ends (a job: until it is started)."""
         link = self._links[order.step.hosts[0]]
+        if order.step.action == "reboot-host" and order.boot_id == _own_boot_id():
+            return Refused("unable", f"the controller runs on {link.host}, or in a container of it: reboot it yourself")
         try:
             transport = link.connected()
         except HostError as error:
@@ -192,9 +206,12 @@ class SshWorld:
     def close(self) -> None:
         """Give back leases and close connections."""
         leased = [link for link in self._links.values() if link.leased]
-        for _ in self._pool.map(lambda link: link.release(self._controller), leased):
-            pass
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        with ThreadPoolExecutor(max(1, len(leased))) as pool:
+            for link in leased:
+                pool.submit(link.release, self._controller)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
         for link in self._links.values():
             link.close()
         self._connector.close()
@@ -244,7 +261,11 @@ class _Link:
         self._patience = 0.0
         self._not_before = 0.0
 
-    def ready(self, pool: ThreadPoolExecutor) -> bool:
+    def opening(self) -> bool:
+        """Tell whether the host is being logged in to."""
+        return self._opening is not None and not self._opening.done()
+
+    def ready(self, pool: Callable[[], ThreadPoolExecutor]) -> bool:
         """Tell whether the shell can be asked now; when not, see to it, and there will be news.
 
         Raises HostError for a login that has failed, at once while it is not yet time for another try.
@@ -254,7 +275,7 @@ class _Link:
                 return True
             if self._failure and time.monotonic() < self._not_before:
                 raise self._failure
-            self._opening = pool.submit(self._open)
+            self._opening = pool().submit(self._open)
             self._opening.add_done_callback(lambda _: self.wake())
             return False
         if not self._opening.done():
@@ -301,6 +322,7 @@ class _Link:
 
     def release(self, controller: units.Controller) -> None:
         """Give the lease back, if the host can be reached; else it runs out."""
+        self.leased = False
         if self._transport is not None and self._transport.alive():
             with contextlib.suppress(HostError):
                 units.release(self._transport, controller)
@@ -351,3 +373,11 @@ def _fragments(layers: Sequence[Layer], host: Host) -> dict[str, str]:
         WORLD: units.PROBE,
         **{layer.name: layer.probe for layer in layers if layer.probe and host.platform in layer.platforms},
     }
+
+
+def _own_boot_id() -> str:
+    """The boot id of the kernel that the controller runs on: a container has that of its host."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

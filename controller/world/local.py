@@ -26,7 +26,7 @@ class LocalTransport:
 
     def run(self, command: str, stdin: bytes = b"", timeout: float = 60.0, limit: int = 64 * 1024) -> Exit:
         """Run POSIX sh text and wait until it ends."""
-        return shell.run(self, command, stdin, timeout, limit)
+        return shell.run(self, command, stdin, timeout, limit, sudo=self.sudo)
 
     def open(self, command: str, wake: Callable[[], None], timeout: float) -> LocalStream:
         """Start POSIX sh text, or a shell."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from controller.core import probe
 from controller.facts.words import Section
-from controller.world.transport import ConnectionLost, Exit, HostError, Reason, Stream, Transport
+from controller.world.transport import ConnectionLost, Exit, HostError, Reason, Stream, Transport, Unreachable
 
 _NOISE = 64 * 1024  # bytes that a login may say before the first answer (a profile that greets)
 _ERRORS = 4096
 _SEND_TIMEOUT = 10.0
+_SUDO_SAYS = re.compile(rb"^(?:\S+: )*sudo: ", re.MULTILINE)  # the second one is a shell that does not find it
 _GRACE = 1.0  # seconds that output may go on after the exit: a child that was left behind keeps it open for ever
 
 
@@ -35,8 +36,15 @@ def command_line(command: str, *, sudo: bool) -> str:
     return f"exec {become}/bin/sh -c {shlex.quote(command)}"
 
 
-def run(transport: Transport, command: str, stdin: bytes, timeout: float, limit: int) -> Exit:
+def run(transport: Transport, command: str, stdin: bytes, timeout: float, limit: int, *, sudo: bool) -> Exit:
     """Run a command over a transport and wait until it ends. See ``Transport.run``."""
+    done = _run(transport, command, stdin, timeout, limit)
+    if sudo and done.rc == 1 and not done.out and _SUDO_SAYS.search(done.err):
+        raise Unreachable(Reason.SUDO_REFUSED, f"sudo does not run commands without a password: {_shown(done.err)}")
+    return done
+
+
+def _run(transport: Transport, command: str, stdin: bytes, timeout: float, limit: int) -> Exit:
     deadline = time.monotonic() + timeout
     news = threading.Event()
     stream = transport.open(command, news.set, timeout)
@@ -176,6 +184,7 @@ class ProbeShell:
             try:
                 return self._understood()
             finally:
+                self._answer = bytearray()
                 if self._one_shot:
                     self.drop()
         if not self._begun() and len(self._answer) > _NOISE:
@@ -241,7 +250,7 @@ class ProbeShell:
         said = _shown(self._errors) if self._errors.strip() else _shown(self._answer) if self._answer else "nothing"
         if self._begun():
             return self._failed(Reason.CUT_OFF, f"ends in the middle of its answer, after {len(self._answer)} bytes")
-        if re.search(rb"^sudo:|sudo: .*not found", self._errors, re.MULTILINE):
+        if _SUDO_SAYS.search(self._errors):
             return self._failed(Reason.SUDO_REFUSED, f"does not let us become root without a password: {said}")
         return self._failed(Reason.NO_SHELL, f"gives no shell: it ends and says {said}")
 

@@ -61,7 +61,7 @@ class SshTransport:
 
     def run(self, command: str, stdin: bytes = b"", timeout: float = 60.0, limit: int = 64 * 1024) -> Exit:
         """Run POSIX sh text and wait until it ends."""
-        return shell.run(self, command, stdin, timeout, limit)
+        return shell.run(self, command, stdin, timeout, limit, sudo=self.endpoint.sudo)
 
     def open(self, command: str, wake: Callable[[], None], timeout: float) -> SshStream:
         """Start POSIX sh text, or a shell."""
@@ -194,6 +194,7 @@ class Connector:
         self.known = known
         self.timeout = timeout
         self._jumps: dict[Endpoint, SshTransport] = {}
+        self._failed_jumps: dict[Endpoint, tuple[float, Unreachable]] = {}
         self._locks: dict[Endpoint, threading.Lock] = {}
         self._guard = threading.Lock()
 
@@ -234,14 +235,23 @@ class Connector:
         return retrying(lambda: attempt(max(0.1, deadline - time.monotonic())))
 
     def _jump(self, endpoint: Endpoint) -> SshTransport:
+        since = time.monotonic()
         with self._guard:
             lock = self._locks.setdefault(endpoint, threading.Lock())
         with lock:
             known = self._jumps.get(endpoint)
-            if known is None or not known.alive():
+            if known is not None and known.alive():
+                return known
+            failed_at, failure = self._failed_jumps.get(endpoint, (0.0, None))
+            if failure is not None and failed_at >= since:
+                raise failure  # while this one waited: not every host behind it has to find that out by itself
+            try:
                 known = self.connect(endpoint)
-                with self._guard:
-                    self._jumps[endpoint] = known
+            except Unreachable as error:
+                self._failed_jumps[endpoint] = (time.monotonic(), error)
+                raise
+            with self._guard:
+                self._jumps[endpoint] = known
             return known
 
     def _login(self, endpoint: Endpoint, via: SshTransport | None, timeout: float) -> SshTransport:

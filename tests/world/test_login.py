@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -353,3 +354,18 @@ class TestJumpHosts:
         world = worlds({"one": {"address": "127.0.1.1"}})
         assert logs_in(world)
         assert "127.0.2.1" in Path(worlds.known.path).read_text()
+
+    def test_one_that_does_not_answer_is_waited_for_once(self, sshd, worlds):
+        """And not by each host behind it, one after the other."""
+        silent = Proxy(sshd.port, silent=True)
+        try:
+            jump = f"{sshd.user}@127.0.0.1:{silent.port}"
+            names = [f"h{n}" for n in range(1, 7)]
+            hosts = {name: {"address": f"127.0.1.{n}", "proxy_jump": jump} for n, name in enumerate(names, 1)}
+            world = worlds(hosts, trust=False, connect_timeout=1.0)
+            began = time.monotonic()
+            seen = world.observe([Look(name) for name in names])
+            assert [one.failure.reason for one in seen.values()] == ["timed-out"] * 6
+            assert time.monotonic() - began < 3.0
+        finally:
+            silent.close()

@@ -159,6 +159,16 @@ def test_a_look_of_another_asker_is_in_nobodys_way_until_it_is_old(shell, tmp_pa
     hung.let_go()
 
 
+@pytest.mark.parametrize("half", ["", "\n", "12345", "12345 6"])
+def test_half_a_mark_is_none(shell, tmp_path, half):
+    """It was read while its shell wrote it."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / f"look.{os.getpid()}").write_text(half)
+    (seen,) = ask(shell, {"a": "printf ok"}, run_dir, "asker-1")
+    assert seen["a"].out == "ok"
+
+
 def test_the_mark_of_a_process_that_is_gone_is_swept_up(shell, tmp_path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()

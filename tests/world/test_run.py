@@ -140,3 +140,14 @@ def test_every_login_shell_hands_on_the_same_command(shell, command):
         assert done.stderr == b""
     else:
         assert done.stdout == b"from stdin\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("sudo") is None, reason="needs root and sudo")
+def test_a_command_that_sudo_refuses_was_not_started(stopped_sshd, worlds):
+    stopped_sshd.users = [("operator", 12345, "/bin/sh")]
+    stopped_sshd.sudoers = "root ALL=(ALL) ALL\noperator ALL=(ALL) ALL\n"
+    stopped_sshd.start()
+    transport = connected(worlds({"one": {"user": "operator", "sudo": True}}))
+    with pytest.raises(Unreachable) as refused:
+        transport.run("id -u")
+    assert refused.value.reason == "sudo-refused"
