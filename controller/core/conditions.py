@@ -62,9 +62,7 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
     )
 
 
-def _of_drift(
-    layer: str, drift: Drift, lacking: Mapping[str, str], failed: Mapping[str, str]
-) -> tuple[Condition, ...]:
+def _of_drift(layer: str, drift: Drift, lacking: Mapping[str, str], failed: Mapping[str, str]) -> tuple[Condition, ...]:
     ready = Condition(Type.READY, Status.FALSE, drift.reason, f"{layer}: {drift.message}")
     stalled = _why_stalled(drift.remedy, lacking, failed)
     if stalled is not None:

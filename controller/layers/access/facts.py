@@ -81,7 +81,9 @@ def _cluster(text: str, hostname: str) -> Cluster:
     members_text, mark, rest = text.partition("\n==vmlist\n")
     guests_text, mark_ha, ha_text = rest.partition("\n==ha\n")
     if not mark or not mark_ha:
-        raise ParseError("pve-unreadable", "the cluster file system (/etc/pve) could not be read: is pve-cluster running?")
+        raise ParseError(
+            "pve-unreadable", "the cluster file system (/etc/pve) could not be read: is pve-cluster running?"
+        )
     try:
         members, guests = json.loads(members_text), json.loads(guests_text)
         nodes = members.get("nodelist", {})

@@ -119,7 +119,9 @@ def test_why_nvidia_smi_has_no_rows(text: str, reason: str) -> None:
     assert failure.reason == reason
 
 
-@pytest.mark.parametrize("out", ["x\n", "pci|a|b\n", "module|something\n", "major|nvidia|x\n", "node|/dev/x\n", "smi|\n"])
+@pytest.mark.parametrize(
+    "out", ["x\n", "pci|a|b\n", "module|something\n", "major|nvidia|x\n", "node|/dev/x\n", "smi|\n"]
+)
 def test_garbage_is_no_fact(out: str) -> None:
     with pytest.raises(ParseError):
         parse(Section(0, out))
@@ -129,7 +131,9 @@ def judged(facts: GpuFacts, *gpus: dict[str, str]) -> Verdict:
     host = Host.model_validate(
         {"kind": "Host", "name": "h", "address": "10.1.2.5", "platform": "proxmox", "nvidia": {"gpus": list(gpus)}}
     )
-    return gpu_health.check(View(Specs(hosts={"h": host}), {"h": HostFacts("h", {"host.gpu-health": Known(facts)})}), host)
+    return gpu_health.check(
+        View(Specs(hosts={"h": host}), {"h": HostFacts("h", {"host.gpu-health": Known(facts)})}), host
+    )
 
 
 A6000 = {"pci": "4f:00.0", "model": "RTX A6000", "owner": "containers"}
