@@ -185,11 +185,11 @@ def _set_up(host: Host, boot: BootFacts, cards: tuple[Recorded, ...], reason: Re
     args: list[str] = []
     for (_, file), new in zip(_files(boot), texts, strict=True):
         args += [file.sha256 if file is not None else "absent", str(len(new.encode()))]
-    written = Marked("", True, obj, SCHEMA, True)
+    unit, boot_script, data = (Marked(new, True, obj, SCHEMA, True) for new in texts)
 
     def after(facts: BootFacts) -> BootFacts:
         return dataclasses.replace(
-            facts, enabled=True, unit=written, script=written, data=written, load=LOAD, cards=cards
+            facts, enabled=True, unit=unit, script=boot_script, data=data, load=LOAD, cards=cards
         )
 
     return dataclasses.replace(

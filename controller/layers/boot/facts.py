@@ -11,6 +11,7 @@ from controller.facts.files import read_files
 from controller.facts.words import Later, ParseError, Section
 
 UNIT = "/etc/systemd/system/reconcile-gpus.service"
+UNIT_ENABLED = "/etc/systemd/system/sysinit.target.wants/reconcile-gpus.service"
 SCRIPT = "/etc/reconcile/gpus.sh"
 DATA = "/etc/reconcile/gpus"
 
@@ -19,14 +20,19 @@ DATA = "/etc/reconcile/gpus"
 class Marked:
     """A file of ours, by its marker: for which object, by which schema, and whether the rest is still as written.
 
-    ``ours`` is False for a file without a marker: somebody else's.
+    ``text`` is all of it. ``ours`` is False for a file without a marker: somebody else's.
     """
 
-    sha256: str
+    text: str
     ours: bool = False
     object: str = ""
     schema: int = 0
     intact: bool = False
+
+    @property
+    def sha256(self) -> str:
+        """The digest that a script compares before it replaces the file."""
+        return _sha256(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,8 @@ def _marked(text: str | None) -> Marked | None:
         return None
     match = _MARKER.match(text)
     if match is None:
-        return Marked(_sha256(text))
-    return Marked(_sha256(text), True, match[1], int(match[2]), _sha256(text[match.end() :]) == match[3])
+        return Marked(text)
+    return Marked(text, True, match[1], int(match[2]), _sha256(text[match.end() :]) == match[3])
 
 
 def _data(text: str) -> tuple[tuple[str, ...], tuple[Recorded, ...]]:

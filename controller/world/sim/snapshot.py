@@ -16,6 +16,7 @@ from controller.facts import units
 from controller.facts.words import FleetFacts, HostFacts, Known
 from controller.layers.access.facts import AccessFacts, Cluster
 from controller.layers.binding.facts import BindingFacts
+from controller.layers.boot.facts import DATA, SCRIPT, UNIT, UNIT_ENABLED, BootFacts
 from controller.layers.devices.facts import GuestFacts
 from controller.layers.driver.facts import DriverFacts
 from controller.layers.gpu_health import facts as gpu
@@ -123,6 +124,9 @@ def _host(fleet: truth.Fleet, host: truth.Host, seen: HostFacts) -> None:
     if driver is not None:
         _driver(host, driver)
     _userlands(fleet, host, seen)
+    boot = _value(seen, "host.boot", BootFacts)
+    if boot is not None:
+        _boot(host, boot)
 
 
 def _uptime(at_work: units.UnitFacts | None, power: PowerFacts | None) -> float:
@@ -254,6 +258,14 @@ def _driver(host: truth.Host, seen: DriverFacts) -> None:
     if seen.stopped:
         text = "".join(f"{line}\n" for line in seen.stopped)
         host.files["/run/reconcile/driver-stopped"] = truth.File(text, mtime=int(host.booted))
+
+
+def _boot(host: truth.Host, seen: BootFacts) -> None:
+    files = {UNIT: seen.unit, SCRIPT: seen.script, DATA: seen.data}
+    texts = {path: file.text for path, file in files.items() if file is not None}
+    texts |= {UNIT_ENABLED: ""} if seen.enabled else {}
+    texts |= {"/etc/modules": "".join(f"{name}\n" for name in seen.modules)} if seen.modules else {}
+    host.files.update({path: truth.File(text, mtime=int(host.booted)) for path, text in texts.items()})
 
 
 def _userlands(fleet: truth.Fleet, host: truth.Host, seen: HostFacts) -> None:
