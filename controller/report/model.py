@@ -313,6 +313,7 @@ Printed = (
 )
 PRINTED: Mapping[str, type[Printed]] = {
     "plan": PlanReport,
+    "next-boot": NextBootReport,
     "once": OnceReport,
     "status": StatusReport,
     "why": WhyReport,

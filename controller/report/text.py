@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 import click
 
 from controller.core.words import Disruption, Step
-from controller.report.model import DriftRow, NextBootReport, OnceReport, PlanReport, StatusReport, StepRow, WhyReport
+from controller.report.model import (
+    DriftRow,
+    NextBootReport,
+    OnceReport,
+    PlanReport,
+    StatusReport,
+    StepRow,
+    UnknownRow,
+    WhyReport,
+)
 from controller.run.once import Ended, Result
 from controller.world.keys import Shown
 
@@ -75,12 +84,22 @@ def plan_text(report: PlanReport) -> str:
         )
     if report.unknown:
         parts.append(heading("What could not be observed"))
-        parts.extend(
-            f"  {_name(row.object, row.layer)}: {click.style(row.reason, fg='red')}\n{wrapped(row.message, '    ')}"
-            for row in report.unknown
-        )
+        parts.append(_unknown(report.unknown, "  "))
     parts.append(_summary(report))
     return "\n".join(parts)
+
+
+def _unknown(rows: Sequence[UnknownRow], indent: str) -> str:
+    """What could not be judged; what is so for one reason, as all of an unreachable host is, is said once."""
+    of_one: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in rows:
+        of_one.setdefault((row.reason, row.message), {}).setdefault(row.object, []).append(row.layer)
+    lines = []
+    for (reason, message), objects in of_one.items():
+        names = "; ".join(f"{obj} {', '.join(layers)}" for obj, layers in objects.items())
+        lines.append(f"{wrapped(names, indent, ' ' * len(indent))}: {click.style(reason, fg='red')}")
+        lines.append(wrapped(message, " " * (len(indent) + 2)))
+    return "\n".join(lines)
 
 
 def _name(obj: str, layer: str) -> str:
@@ -154,10 +173,7 @@ def next_boot_text(report: NextBootReport) -> str:
         )
     if report.unknown:
         parts.append(heading("What could not be observed"))
-        parts.extend(
-            f"  {_name(row.object, row.layer)}: {click.style(row.reason, fg='red')}\n{wrapped(row.message, '    ')}"
-            for row in report.unknown
-        )
+        parts.append(_unknown(report.unknown, "  "))
     if not report.wrong and not report.unknown:
         parts.append(click.style("It would come back as the specs say.", fg="green"))
     return "\n".join(parts)
@@ -216,7 +232,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def key_text(shown: Shown) -> str:
     """The key of a server, for people who are to say whether it is the right one."""
-    lines = [f"{shown.endpoint.host} ({shown.endpoint.known_as}): {shown.key}"]
+    lines = [f"{shown.endpoint.known_as}, for {shown.endpoint.host}: {shown.key}"]
     if shown.trusted:
         return "\n".join([*lines, wrapped(f"trusted already, by {shown.where}")])
     if shown.changed:
@@ -254,9 +270,8 @@ def once_text(report: OnceReport, lacking: Sequence[tuple[Step, Sequence[Disrupt
     for row in report.blocked:
         lines.append(f"blocked: {row.object} {row.layer}: {row.reason}")
         lines.append(wrapped(f"{row.message}. To do: {row.needs}", " " * 9))
-    for unseen in report.unknown:
-        lines.append(f"unknown: {unseen.object} {unseen.layer}: {unseen.reason}")
-        lines.append(wrapped(unseen.message, " " * 9))
+    if report.unknown:
+        lines.append(_unknown(report.unknown, "unknown: "))
     lines.append(_outcome(report, len(lacking)))
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -196,8 +196,7 @@ class Pass:
         before = report.upcoming
         for step in steps:
             self.teller.started(step)
-        with ThreadPoolExecutor(max_workers=len(steps)) as pool:
-            outcomes = list(pool.map(lambda step: self._order(step, eyes.facts), steps))
+        outcomes = self._ordered(steps, eyes.facts)
         self._look(eyes, (host for step in steps for host in step.hosts))
         after = self._next(eyes.facts)
         for step, outcome in zip(steps, outcomes, strict=True):
@@ -208,6 +207,21 @@ class Pass:
             if ended.result is not Result.WORKED and tries >= TRIES:
                 ended = Ended(step, Result.FAILED, f"given up after {TRIES} tries: {ended.message}")
             self._end(report, ended)
+
+    def _ordered(self, steps: Sequence[Step], facts: FleetFacts) -> list[Outcome]:
+        """Order steps at once, and wait for all. An interrupt waits for them too, a second one leaves them."""
+        pool = futures.ThreadPoolExecutor(max_workers=len(steps))
+        stopping = False
+        try:
+            orders = [pool.submit(self._order, step, facts) for step in steps]
+            return [order.result() for order in orders]
+        except KeyboardInterrupt:
+            stopping = True
+            self.teller.waiting("stopping when what is at work has ended; stop again to leave it to its host")
+            futures.wait(orders)
+            raise
+        finally:
+            pool.shutdown(wait=not stopping)
 
     def _order(self, step: Step, facts: FleetFacts) -> Outcome:
         host = facts[step.hosts[0]]
