@@ -103,6 +103,12 @@ class UnitFacts:
         """The step that is at work now: no other can be begun beside it."""
         return self.step if self.step is not None and self.step.running else None
 
+    @property
+    def rebooting(self) -> bool:
+        """Whether the last step asked for a reboot, which has not come about yet: the host is about to go down."""
+        last = self.step
+        return last is not None and last.id.startswith("reboot-host-") and last.rc == 0 and last.ended is not None
+
     def job(self, name: str) -> Job | None:
         """The job of that name, if its directory is still on the host."""
         return next((job for job in self.jobs if job.name == name), None)

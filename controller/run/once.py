@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
@@ -14,8 +15,8 @@ from controller.core.batch import batch
 from controller.core.next_steps import Next, next_steps
 from controller.core.permissions import Grants
 from controller.core.view import View
-from controller.core.words import Drift, InSync, Layer, Skipped, Step, Unseen
-from controller.facts.words import FleetFacts, Unknown
+from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen
+from controller.facts.words import FleetFacts, Known, Unknown
 from controller.run.eyes import Eyes
 from controller.spec.model import Specs
 from controller.spec.ref import Ref
@@ -26,6 +27,7 @@ TRIES = 5  # of one step whose facts keep changing under it, before it is called
 AGAIN = 32  # steps of one action in one layer of an object: more than a host has cards, and no fight goes on for ever
 FRESH = 30.0  # seconds that facts may be old when a step is begun: it may rest on those of any host
 STARTING = 90.0  # seconds from an order to the unit's start at most; its own time comes after them
+SETTLING = 120.0  # seconds after a reboot in which a host's services may still come up
 POLL = 1.0  # seconds between looks at a host whose unit is still at work
 
 
@@ -105,6 +107,7 @@ class Pass:
     narrowed: Callable[[Ref, str], bool] = lambda ref, layer: True
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _lost: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
+    _rebooting: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # and until when it may settle
 
     def run(self, eyes: Eyes) -> Report:
         """Perform what may be done until nothing more can be done now. ``eyes`` has looked at every host before."""
@@ -112,7 +115,7 @@ class Pass:
         self._looked = dict.fromkeys(eyes.facts, self.clock.now())
         until = self.clock.now() + self.timeout
         while True:
-            busy = _busy(eyes.facts)
+            busy = {**_busy(eyes.facts), **self._reboots(report)}
             steps = batch(
                 self._candidates(report), self.specs.fleet.limits, frozenset({*busy, *self._in_doubt(report)})
             )
@@ -167,6 +170,24 @@ class Pass:
             if self.clock.now() < until and observe.units(report.facts[host]) is None
         }
 
+    def _reboots(self, report: Report) -> dict[str, str]:
+        """Hosts that reboot, until they answer again and what they need first (their cluster) has come back as well."""
+        for name, host in report.facts.items():
+            units = observe.units(host)
+            if units is not None and units.rebooting:
+                self._rebooting.setdefault(name, math.inf)
+            elif units is not None and name in self._rebooting:
+                self._rebooting[name] = until = min(self._rebooting[name], self.clock.now() + SETTLING)
+                if self.clock.now() >= until or self._is_back(report, name):
+                    del self._rebooting[name]
+        return {name: f"{name} reboots" for name in self._rebooting}
+
+    def _is_back(self, report: Report, name: str) -> bool:
+        ref, gating = Ref("Host", name), [layer.name for layer in self.layers if layer.gates is Gate.ALL]
+        verdicts = [report.upcoming.verdict(ref, layer) for layer in gating]
+        known = all(isinstance(section, Known) for section in report.facts[name].sections.values())
+        return known and all(isinstance(verdict, InSync | Skipped | None) for verdict in verdicts)
+
     def _take_failed_jobs(self, report: Report) -> None:
         """A job that this pass started and that has failed is not started again by it."""
         for ended in [e for e in report.ended if e.step.job is not None and e.step.id not in report.failed]:
@@ -182,7 +203,8 @@ class Pass:
         alike = Counter((e.step.object, e.step.layer, e.step.action) for e in report.ended)
         for step in report.upcoming.ready:
             times = alike[step.object, step.layer, step.action]
-            if step.id not in report.failed and (same[step.id] >= TRIES or times >= AGAIN):
+            most = 1 if step.action == "reboot-host" else AGAIN
+            if step.id not in report.failed and (same[step.id] >= TRIES or times >= most):
                 message = f"{step.action} was done {times} times in this pass and is needed again: a loop"
                 self._end(report, Ended(step, Result.FAILED, message))
 
@@ -202,6 +224,8 @@ class Pass:
         for step, outcome in zip(steps, outcomes, strict=True):
             if isinstance(outcome, Lost):
                 self._lost[step.hosts[0]] = (step.id, self.clock.now() + STARTING + step.timeout)
+            if step.action == "reboot-host" and isinstance(outcome, Done) and outcome.rc == 0:
+                self._rebooting[step.hosts[0]] = math.inf
             ended = _ended(step, outcome, before, after)
             tries = 1 + sum(1 for earlier in report.ended if earlier.step.id == step.id)
             if ended.result is not Result.WORKED and tries >= TRIES:
@@ -254,6 +278,8 @@ def _ended(step: Step, outcome: Outcome, before: Next, after: Next) -> Ended:
             return Ended(step, Result.STALE, _last(err) or "what it rests on has changed")
         case Done(rc, out, err) if rc != 0:
             return Ended(step, Result.FAILED, f"exit {rc}: {_last(err) or _last(out) or 'it said nothing'}")
+        case Done() if step.action == "reboot-host":
+            return Ended(step, Result.WORKED, f"{step.hosts[0]} goes down")  # what it brought is seen when it is back
     return _verified(step, before, after)
 
 

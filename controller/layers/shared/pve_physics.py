@@ -636,6 +636,7 @@ def qm_stop(fleet: Fleet, host: Host, vmid: int) -> Said:
 
 def power_off(fleet: Fleet, host: Host) -> None:
     """Cut a host's power; the cluster notices."""
+    host.goes_down = None
     kernel_physics.power_off(fleet, host)
     cluster = fleet.cluster_of(host)
     if cluster is not None:
@@ -651,6 +652,17 @@ def power_on(fleet: Fleet, host: Host) -> None:
     meet(fleet, cluster)
     if is_quorate(fleet, host):
         start_on_boot(fleet, host)
+
+
+def ask_reboot(fleet: Fleet, host: Host) -> Said:
+    """What ``reboot.sh`` does: the host goes down in two seconds, unless its cluster would lose quorum."""
+    cluster = fleet.cluster_of(host)
+    if cluster is not None and len(cluster.nodes) > 1:
+        left = len(in_contact(fleet, cluster, host.name)) - 1
+        if 2 * left <= len(cluster.nodes):
+            return Said(75, err=f"without this node {left} of {len(cluster.nodes)} would be left, no quorum\n")
+    host.goes_down = fleet.now + 2
+    return Said(0)
 
 
 def start_on_boot(fleet: Fleet, host: Host) -> None:

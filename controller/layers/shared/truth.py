@@ -223,6 +223,7 @@ class Host:
     services: list[str] = field(default_factory=list)  # systemd services that run, of interest here
     start_failure: str = ""  # what the next start of a CT fails with
     powers_on: float | None = None  # when it will have booted by itself, while it is off
+    goes_down: float | None = None  # when it will reboot, as it was asked to
     draws: int = 0  # how often chance was asked
     version: int = field(default=0, compare=False)  # counts changes, for whoever keeps answers
 

@@ -23,6 +23,7 @@ from controller.world.sim import events, store, units
 from controller.world.sim.faults import ANSWERS, Fault, Killed, Moment, Name
 
 ROUND_TRIP = 0.02  # seconds that a look takes
+REBOOT = 45.0  # seconds from going down to having booted
 PATIENCE = 20.0  # seconds after which a look that is not answered is given up
 OUTPUT_LIMIT = 64 * 1024
 
@@ -244,6 +245,8 @@ class SimWorld:
         return Done(unit.rc or 0, unit.output[-OUTPUT_LIMIT:], unit.errors[-OUTPUT_LIMIT:])
 
     def _seconds(self, step: Step) -> float:
+        if step.action == "reboot-host":
+            return 0.5
         takes: Callable[[Step], float] | None = getattr(self._physics.get(step.layer), "takes", None)
         return takes(step) if takes is not None else 0.2
 
@@ -254,6 +257,9 @@ class SimWorld:
     def _settle(self, host: Host) -> None:
         """Let happen what is due on a host: a reboot's end, a unit's end."""
         now = self.fleet.now
+        if host.goes_down is not None and host.goes_down <= now:
+            host.powers_on = host.goes_down + REBOOT
+            pve_physics.power_off(self.fleet, host)
         if host.powers_on is not None and host.powers_on <= now:
             host.powers_on = None
             pve_physics.power_on(self.fleet, host)
@@ -264,15 +270,21 @@ class SimWorld:
     def _end(self, host: Host, unit: Unit) -> None:
         """Do to the truth what the unit's script does."""
         try:
-            # a unit of a snapshot, of which nothing but its name was seen, ends and does nothing
-            layer = self._physics[unit.work.layer] if unit.work.layer else None
-            said = layer.act(self.fleet, host, unit.work) if layer is not None else Said(0)
+            said = self._act(host, unit)
         except kernel_physics.Hang as hang:
             unit.ends, unit.errors = None, str(hang)
             self.fleet.touch(host)
             return
         units.end(self.fleet, host, unit, said.rc, said.out, said.err)
         refuse_impossible(self.fleet)
+
+    def _act(self, host: Host, unit: Unit) -> Said:
+        if unit.work.action == "reboot-host":  # whatever layer asked for it
+            return pve_physics.ask_reboot(self.fleet, host)
+        if not unit.work.layer:
+            return Said(0)  # a unit of a snapshot, of which nothing but its name was seen, ends and does nothing
+        said: Said = self._physics[unit.work.layer].act(self.fleet, host, unit.work)
+        return said
 
     # --- faults ---
 
