@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from controller.facts.words import Later, ParseError, Section, Unknown
@@ -84,7 +85,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Smi:
-    """A row of nvidia-smi; memory in bytes."""
+    """A row of nvidia-smi; memory in bytes. ``uncorrected`` are memory errors since the driver was loaded, or None."""
 
     index: int
     uuid: str
@@ -94,11 +95,15 @@ class Smi:
     compute_capability: str
     memory_total: int
     memory_used: int
+    uncorrected: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """All of it. ``smi_failure`` says why nvidia-smi has no rows; None when it was not asked (no module loaded)."""
+    """All of it. ``smi_failure`` says why nvidia-smi has no rows; None when it was not asked (no module loaded).
+
+    ``kernel_said`` are the last lines of the kernel's log about lost cards and errors (Xid); read in trouble only.
+    """
 
     functions: tuple[Function, ...]
     module: Module | None
@@ -107,6 +112,12 @@ class GpuFacts:
     nodes: tuple[Node, ...]
     smi: tuple[Smi, ...]
     smi_failure: Unknown | None = None
+    kernel_said: tuple[str, ...] = ()
+
+    def xid(self, pci: str) -> str:
+        """The last thing that the kernel's log says is wrong with a card, "" when it says nothing."""
+        at = pci.rpartition(".")[0]
+        return next((line for line in reversed(self.kernel_said) if at in line), "")
 
     def function(self, pci: str) -> Function | None:
         """The function at an address like 0000:4f:00.0."""
@@ -141,7 +152,9 @@ def normal_pci(address: str) -> str:
 
 def parse(section: Section) -> GpuFacts:
     """Read the section's text. Raises ParseError."""
-    plain, mark, smi = section.out.partition("smi|")
+    said = tuple(line for line in section.out.split("\n") if line.startswith("kernel|"))
+    rest = "\n".join(line for line in section.out.split("\n") if not line.startswith("kernel|"))
+    plain, mark, smi = rest.partition("smi|")
     functions: list[Function] = []
     information: dict[str, dict[str, str]] = {}
     majors: list[tuple[str, int | Later]] = []
@@ -171,7 +184,15 @@ def parse(section: Section) -> GpuFacts:
             raise ParseError("garbage", f"cannot read {line[:100]!r}: {error}") from None
     gpus = tuple(_gpu(pci, fields) for pci, fields in information.items())
     rows, failure = _smi(smi) if mark else ((), None)
-    return GpuFacts(tuple(functions), module, gpus, tuple(dict(majors).items()), tuple(nodes), rows, failure)
+    return GpuFacts(
+        tuple(functions), module, gpus, tuple(dict(majors).items()), tuple(nodes), rows, failure, _said(said)
+    )
+
+
+def _said(lines: Iterable[str]) -> tuple[str, ...]:
+    """Lines of the kernel's log without their times."""
+    texts = (line.partition("|")[2] for line in lines)
+    return tuple(text.partition("] ")[2] if text.startswith("[") else text for text in texts)
 
 
 def _function(text: str) -> Function:
@@ -224,8 +245,10 @@ def _smi(text: str) -> tuple[tuple[Smi, ...], Unknown | None]:
 
 
 def _row(line: str) -> Smi:
-    index, uuid, pci, name, version, capability, total, used = (part.strip() for part in line.split(","))
-    return Smi(int(index), uuid, normal_pci(pci), name, version, capability, _mib(total), _mib(used))
+    index, uuid, pci, name, version, capability, total, used, errors = (part.strip() for part in line.split(","))
+    memory = _mib(total), _mib(used)
+    uncorrected = int(errors) if errors.isdigit() else None  # [N/A] where the card has no ECC, or it is off
+    return Smi(int(index), uuid, normal_pci(pci), name, version, capability, *memory, uncorrected)
 
 
 def _mib(text: str) -> int:

@@ -13,6 +13,9 @@ attribute() {
 	printf '%s' "$value"
 }
 
+# Where something is wrong with a card, the kernel's log says what: only then is it read.
+trouble=''
+
 for device in "$root"/sys/bus/pci/devices/*; do
 	vendor=''
 	if [ -r "$device/vendor" ]; then read -r vendor <"$device/vendor"; fi
@@ -22,10 +25,11 @@ for device in "$root"/sys/bus/pci/devices/*; do
 	for mate in "$device"/iommu_group/devices/*; do
 		[ -e "$mate" ] && mates="$mates ${mate##*/}"
 	done
+	width=$(attribute "$device/current_link_width")
+	if [ "$width" = 63 ]; then trouble=yes; fi
 	printf 'pci|%s|%s|%s|%s|%s|%s|%s|%s|%s|%s\n' "${device##*/}" "$(attribute "$device/device")" \
 		"$(attribute "$device/class")" "$(link "$device/driver")" "$(attribute "$device/driver_override")" \
-		"$group" "${mates# }" "$(attribute "$device/numa_node")" "$(attribute "$device/current_link_width")" \
-		"$(attribute "$device/max_link_width")"
+		"$group" "${mates# }" "$(attribute "$device/numa_node")" "$width" "$(attribute "$device/max_link_width")"
 done
 
 version=$root/proc/driver/nvidia/version
@@ -54,8 +58,18 @@ if [ -r "$version" ]; then
 	if command -v nvidia-smi >/dev/null 2>&1; then
 		printf 'smi|'
 		detached nvidia-smi 10 nvidia-smi --format=csv,noheader,nounits \
-			--query-gpu=index,uuid,pci.bus_id,name,driver_version,compute_cap,memory.total,memory.used
+			--query-gpu=index,uuid,pci.bus_id,name,driver_version,compute_cap,memory.total,memory.used,ecc.errors.uncorrected.volatile.total
 	else
 		printf 'smi|none\n'
 	fi
+fi
+
+if [ -f "$run_dir/tool.nvidia-smi.done" ]; then
+	read -r how <"$run_dir/tool.nvidia-smi.done"
+	if [ -r "$version" ] && [ "$how" != 'exit 0' ]; then trouble=yes; fi
+fi
+if [ -n "$trouble" ]; then
+	dmesg 2>/dev/null | grep -E 'NVRM: (Xid|.*fallen off the bus)' | tail -n 8 | while IFS= read -r line; do
+		printf 'kernel|%s\n' "$line"
+	done
 fi

@@ -8,6 +8,7 @@ from controller.facts.words import Section
 from controller.layers.shared import kernel_physics
 from controller.layers.shared.truth import Fleet, Function, Gpu, Host, Module, Node
 
+_ALL_ONES = 63  # the link of a card that is off the bus: its register reads 0xffff
 _COMMUNICATE = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
     "Make sure that the latest NVIDIA driver is installed and running."
@@ -25,6 +26,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     out = "".join(f"{line}\n" for line in lines)
     if "nvidia" in host.loaded:
         out += f"smi|{_smi(fleet, host)}"
+    out += "".join(f"kernel|[    0.000000] {line}\n" for line in _kernel_log(host))
     return Section(0, out)
 
 
@@ -37,9 +39,16 @@ def _pci(host: Host, address: str, function: Function) -> str:
         (
             f"pci|{address}|0x{function.device}|0x{function.pci_class}|{function.driver or ''}",
             f"{function.override or '(null)'}|{group}|{mates}|{function.numa_node}",
-            f"{function.link_width}|{function.link_width_max}",
+            f"{_ALL_ONES if function.gpu and function.gpu.lost else function.link_width}|{function.link_width_max}",
         )
     )
+
+
+def _kernel_log(host: Host) -> Iterator[str]:
+    """What NVIDIA's driver says of a card that it lost (Xid 79)."""
+    for address, function in sorted(host.functions.items()):
+        if function.gpu is not None and function.gpu.lost:
+            yield f"NVRM: Xid (PCI:{address.rpartition('.')[0]}): 79, GPU has fallen off the bus."
 
 
 def _module(host: Host) -> Iterator[str]:
@@ -120,7 +129,7 @@ def _smi(fleet: Fleet, host: Host) -> str:
     version = host.userspace
     rows = [
         f"{index}, {gpu.uuid}, 0000{address.upper()}, {gpu.model}, {version}, {gpu.compute_capability}, "
-        f"{gpu.memory_mib}, {gpu.memory_used_mib}\n"
+        f"{gpu.memory_mib}, {gpu.memory_used_mib}, [N/A]\n"
         for index, (address, gpu) in enumerate(cards)
     ]
     return "exit 0\n" + "".join(rows)

@@ -188,6 +188,7 @@ def _gpu(host: truth.Host, cards: gpu.GpuFacts, function: gpu.Function) -> truth
         memory_mib=row.memory_total // _MIB if row else board.memory_gib * 1024 if board else 0,
         compute_capability=row.compute_capability if row else board.compute_capability if board else "",
         memory_used_mib=row.memory_used // _MIB if row else 0,
+        lost=not function.answers,
     )
     if module is not None:
         made.minor, made.initialised = int(str(module.minor)), bool(module.uuid)

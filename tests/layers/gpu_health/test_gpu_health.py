@@ -8,6 +8,7 @@ from controller.core.view import View
 from controller.core.words import Drift, InSync, NotKnown, Verdict
 from controller.facts.words import HostFacts, Known, ParseError, Section
 from controller.layers import gpu_health
+from controller.layers.boot.facts import BootFacts, Recorded
 from controller.layers.gpu_health.facts import GpuFacts, parse
 from controller.layers.shared.boards import same_model
 from controller.spec.model import Host, Specs
@@ -16,7 +17,7 @@ from tests.layers.shell import ask, write
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.126.09  Fri Jan 10 20:00:00 UTC 2025\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  565.77  Release Build  (nixbld@)  Sun Feb  9 2025\n"
 DEVICES = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n510 nvidia-uvm\n\nBlock devices:\n  8 sd\n"
-ROW = "0, GPU-aaaa, 00000000:4F:00.0, NVIDIA RTX A6000, 580.126.09, 8.6, 49140, 12\n"
+ROW = "0, GPU-aaaa, 00000000:4F:00.0, NVIDIA RTX A6000, 580.126.09, 8.6, 49140, 12, 0\n"
 
 
 def card(root: Path, pci: str, device: str, driver: str, pci_class: str = "0x030000", group: str = "31") -> None:
@@ -177,3 +178,47 @@ def test_a_hanging_nvidia_smi_makes_the_cards_unknown() -> None:
 )
 def test_models_by_name(wanted: str, found: str, same: bool) -> None:
     assert same_model(wanted, found) is same
+
+
+LOST = SEEN.replace("|0|16|16", "|0|63|16") + (
+    "smi|exit 255\nUnable to determine the device handle\n"
+    "kernel|[  12.5] NVRM: Xid (PCI:0000:4f:00): 79, GPU has fallen off the bus.\n"
+)
+
+
+def test_a_card_off_the_bus_is_told_with_what_the_kernel_said() -> None:
+    verdict = judged(parse(Section(0, LOST)), A6000)
+    assert isinstance(verdict, Drift)
+    assert verdict.reason == "off-the-bus"
+    assert "Xid (PCI:0000:4f:00): 79" in verdict.message
+
+
+@pytest.mark.parametrize(("errors", "reason"), [("0", ""), ("[N/A]", ""), ("3", "uncorrected-errors")])
+def test_uncorrected_memory_errors(errors: str, reason: str) -> None:
+    verdict = judged(parse(Section(0, f"{SEEN}smi|exit 0\n{ROW.replace(', 0', f', {errors}')}")), A6000)
+    assert (verdict.reason if isinstance(verdict, Drift) else "") == reason
+
+
+OTHER = SEEN.replace("4f:", "50:")
+INFORMATION = "gpu|0000:{}:00.0|Device Minor: \t 0\ngpu|0000:{}:00.0|GPU UUID: \t {}\n"
+
+
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [
+        (SEEN + INFORMATION.format("4f", "4f", "GPU-1"), ""),
+        (OTHER + INFORMATION.format("50", "50", "GPU-1"), "gpu-moved"),
+        (OTHER + INFORMATION.format("50", "50", "GPU-2"), "gpu-missing"),
+        (SEEN + OTHER + INFORMATION.format("50", "50", "GPU-1"), "gpu-moved"),  # and a twin took its place
+        (SEEN + INFORMATION.format("4f", "4f", "GPU-2"), "other-card"),
+        (SEEN + OTHER + INFORMATION.format("4f", "4f", "GPU-2") + INFORMATION.format("50", "50", "GPU-1"), "gpu-moved"),
+    ],
+)
+def test_a_recorded_card_is_known_again_wherever_it_is(out: str, reason: str) -> None:
+    record = BootFacts(cards=(Recorded("0000:4f:00.0", "10de:2230", "nvidia", 0, "GPU-1"),))
+    host = Host.model_validate(
+        {"kind": "Host", "name": "h", "address": "10.1.2.5", "platform": "proxmox", "nvidia": {"gpus": [A6000]}}
+    )
+    facts = {"host.gpu-health": Known(parse(Section(0, out))), "host.boot": Known(record)}
+    verdict = gpu_health.check(View(Specs(hosts={"h": host}), {"h": HostFacts("h", facts)}), host)
+    assert (verdict.reason if isinstance(verdict, Drift) else "") == reason
