@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from controller.core import observe
+from controller.core import observe, windows
 from controller.core.batch import batch
 from controller.core.next_steps import Next, next_steps
 from controller.core.permissions import Grants
@@ -61,6 +62,10 @@ class Clock(Protocol):
         """Let that much time go by."""
         ...
 
+    def date(self) -> datetime:
+        """The date and time of day, aware of its zone: what maintenance windows are about."""
+        ...
+
 
 class Teller(Protocol):
     """Who is told what happens, as it happens."""
@@ -86,6 +91,7 @@ class Report:
     upcoming: Next
     ended: list[Ended] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    closed: dict[str, str] = field(default_factory=dict)  # steps that wait for a maintenance window, and which
     timed_out: bool = False
 
 
@@ -94,7 +100,8 @@ class Pass:
     """A single pass over a fleet.
 
     ``narrowed`` says of a layer of an object whether the pass may concern itself with it. ``timeout`` in seconds ends
-    waiting for what runs on hosts; no step is cut off by it.
+    waiting for what runs on hosts; no step is cut off by it. A step that disrupts begins only in the maintenance
+    windows of what it disrupts, unless ``ignore_windows``.
     """
 
     world: World
@@ -105,6 +112,7 @@ class Pass:
     teller: Teller
     timeout: float
     narrowed: Callable[[Ref, str], bool] = lambda ref, layer: True
+    ignore_windows: bool = False
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _lost: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
     _rebooting: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # and until when it may settle
@@ -146,11 +154,17 @@ class Pass:
         return next_steps(self.layers, View(self.specs, facts))
 
     def _candidates(self, report: Report) -> list[Step]:
-        return [
+        permitted = [
             step
             for step in report.upcoming.ready
             if step.id not in report.failed and self.narrowed(step.object, step.layer) and self.grants.may(step)
         ]
+        if self.ignore_windows:
+            return permitted
+        at = self.clock.date()
+        closed = {step.id: why for step in permitted if (why := windows.closed(step, self.specs, at))}
+        report.closed = closed
+        return [step for step in permitted if step.id not in closed]
 
     def _waits(self, report: Report, busy: dict[str, str]) -> dict[str, str]:
         """What is waited for, by host: a step at work that keeps something back, a job, a reboot."""

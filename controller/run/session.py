@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from controller.core.batch import kept_apart
@@ -166,3 +167,7 @@ class WallClock:
     def wait(self, seconds: float) -> None:
         """Let that much time go by."""
         time.sleep(seconds)
+
+    def date(self) -> datetime:
+        """The date and time of day, in UTC."""
+        return datetime.now(UTC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from controller.core.permissions import Grants
 from controller.core.view import View
@@ -13,10 +14,10 @@ from controller.facts.words import HostFacts, Observation, Section, Unknown
 from controller.run.eyes import Eyes
 from controller.run.once import AGAIN, FRESH, TRIES, Ended, Pass, Report, Result
 from controller.spec.model import Container, Specs
-from controller.spec.policy import Permission
+from controller.spec.policy import Permission, Policy, Window
 from controller.spec.ref import Ref
 from controller.world.port import Done, Look, Lost, Order, Outcome, Refused
-from tests.core.builders import Reason, specs, switch_layer
+from tests.core.builders import ALLOW_ALL, Reason, specs, switch_layer
 
 
 class Switchboard:
@@ -63,6 +64,9 @@ class Clock:
 
     def now(self) -> float:
         return self.at
+
+    def date(self) -> datetime:
+        return datetime(2026, 1, 12, 2, tzinfo=UTC) + timedelta(seconds=self.at)  # a Monday
 
     def wait(self, seconds: float) -> None:
         self.at += seconds
@@ -378,3 +382,24 @@ def test_a_host_that_does_not_tell_what_is_at_work_on_it_is_given_no_step_and_th
     assert board.performed == []
     assert results(report) == [("one", Result.REFUSED)]
     assert list(report.failed.values()) == ["unable: the state on the host has schema 2, this release knows 1"]
+
+
+def windowed(cron: str) -> Specs:
+    window = Window(cron=cron, duration="3h", timezone="UTC")
+    return specs(CT, policy=Policy(mode=ALLOW_ALL.mode, allow=ALLOW_ALL.allow, windows=(window,)))
+
+
+def test_outside_the_maintenance_window_a_step_that_disrupts_waits_and_says_so() -> None:
+    board = Switchboard(a={"one": False}, b={})
+    report, _ = run(board, (ONE,), windowed("0 2 * * SUN"))
+    assert board.performed == []
+    assert list(report.closed.values()) == [
+        "the maintenance window of Container/ct is closed; it opens 2026-01-18 02:00 UTC"
+    ]
+
+
+def test_inside_the_maintenance_window_it_is_performed() -> None:
+    board = Switchboard(a={"one": False}, b={})
+    report, _ = run(board, (ONE,), windowed("0 2 * * MON"))
+    assert results(report) == [("one", Result.WORKED)]
+    assert report.closed == {}

@@ -7,6 +7,7 @@ import pkgutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol, Self
@@ -52,6 +53,10 @@ class SimClock:
     def now(self) -> float:
         """Unix seconds of the fleet."""
         return self._fleet.now
+
+    def date(self) -> datetime:
+        """The fleet's date and time of day, in UTC."""
+        return datetime.fromtimestamp(self._fleet.now, UTC)
 
     def wait(self, seconds: float) -> None:
         """Let time go by, and happen what is due in it."""
