@@ -25,6 +25,7 @@ from controller.core.words import Disruption
 from controller.layers.order import ORDER
 from controller.layers.shared.truth import Impossible
 from controller.report import model, tell, text
+from controller.run import drain as draining
 from controller.run import session, state
 from controller.run import specs as spec_files
 from controller.run.once import Pass, Report
@@ -39,6 +40,7 @@ from controller.world.sim.snapshot import snapshot as snapshot_of
 from controller.world.transport import HostError
 
 OK, COULD_NOT, NOT_RIGHT = 0, 1, 2
+STOPPING = 3600.0  # seconds that `drain --stop` waits for what is at work on the host
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -223,6 +225,7 @@ _ONCE = (
     click.option(
         "--yes", is_flag=True, help="With --once: give every permission that the shown plan asks for, no more."
     ),
+    click.option("--ignore-windows", is_flag=True, help="With --once: do not wait for maintenance windows."),
     click.option(
         "--timeout",
         type=click.FloatRange(min=0),
@@ -282,14 +285,16 @@ def _leave_quietly() -> None:
 @click.group(cls=Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(controller.__version__, message="reconcile %(version)s")
 @common
-def main(shared: Common, once: bool, dry_run: bool, allow: tuple[str, ...], yes: bool, timeout: float) -> None:
+def main(
+    shared: Common, once: bool, dry_run: bool, allow: tuple[str, ...], yes: bool, ignore_windows: bool, timeout: float
+) -> None:
     """Keep machines that serve language models as their spec files say.
 
     Start with `reconcile validate`, then `reconcile plan`, then `reconcile --once`.
     """
     context = click.get_current_context()
     if context.invoked_subcommand is not None:
-        for name in ("once", "dry_run", "allow", "yes", "timeout"):
+        for name in ("once", "dry_run", "allow", "yes", "ignore_windows", "timeout"):
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(f"{option} does not go before {context.invoked_subcommand}.")
@@ -302,14 +307,16 @@ def main(shared: Common, once: bool, dry_run: bool, allow: tuple[str, ...], yes:
         if dry_run or shared.read_only:
             _plan(shared, work, grants, scripts=False, detailed=False)
         else:
-            _once(shared, work, grants, yes, timeout)
+            _once(shared, work, grants, yes, timeout, ignore_windows)
 
 
 for _option in reversed(_ONCE):
     main = _option(main)
 
 
-def _once(shared: Common, work: session.Session, grants: Grants, yes: bool, timeout: float) -> None:
+def _once(
+    shared: Common, work: session.Session, grants: Grants, yes: bool, timeout: float, ignore_windows: bool
+) -> None:
     takes = work.narrowed.takes
     try:
         with state.Lock(state.directory(shared.state)):
@@ -322,7 +329,9 @@ def _once(shared: Common, work: session.Session, grants: Grants, yes: bool, time
             else:
                 _look(shared, work)
             with tell.Told(work.eyes, work.clock, shared.json) as told:
-                done = Pass(work.world, ORDER, work.specs, grants, work.clock, told, timeout, takes).run(work.eyes)
+                done = Pass(
+                    work.world, ORDER, work.specs, grants, work.clock, told, timeout, takes, ignore_windows
+                ).run(work.eyes)
     except (state.StateInUse, state.NoState) as error:
         raise Ends(str(error)) from None
     _end_of_once(shared, work, grants, done)
@@ -443,6 +452,56 @@ def why(shared: Common, name: str) -> None:
             _print_json(report)
         else:
             click.echo(text.why_text(report))
+
+
+@main.command(name="drain")
+@click.argument("name", metavar="HOST")
+@click.option("--stop", is_flag=True, help="Stop the containers that lie there, one after the other.")
+@click.option("--allow", multiple=True, metavar="CLASS:OBJECT", help="With --stop: give a permission for this run.")
+@common
+def drain_command(shared: Common, name: str, stop: bool, allow: tuple[str, ...]) -> None:
+    """Say what has to leave a host, who could take it, and which line to edit."""
+    specs = _load(shared)
+    if name not in specs.hosts:
+        raise Ends(f"cannot drain {name}: no spec has it; {session.there_are(name, specs.hosts)}")
+    with _opened(shared, specs) as work:
+        _look(shared, work)
+        try:
+            found = draining.drain(specs, work.eyes.facts, name)
+            if stop and not shared.read_only:
+                _stop_all(shared, work, draining.stopping(specs, found), allow)
+                found = draining.drain(specs, work.eyes.facts, name)
+        except session.Mistake as mistake:
+            raise Ends(str(mistake)) from None
+        report = model.drain_report(found, specs)
+        if shared.json:
+            _print_json(report)
+        else:
+            click.echo(text.drain_text(report))
+        raise click.exceptions.Exit(OK if found.empty else NOT_RIGHT)
+
+
+def _stop_all(
+    shared: Common, work: session.Session, stopped: tuple[Specs, frozenset[Ref]], allow: tuple[str, ...]
+) -> None:
+    """Stop what agrees to it, and say of the rest what it waits for."""
+    specs, refs = stopped
+    grants = _grants(specs, allow)
+
+    def takes(ref: Ref, layer: str) -> bool:
+        return ref in refs and layer in ("", "container.power")
+
+    try:
+        with state.Lock(state.directory(shared.state)), tell.Told(work.eyes, work.clock, shared.json) as told:
+            done = Pass(work.world, ORDER, specs, grants, work.clock, told, STOPPING, takes).run(work.eyes)
+    except (state.StateInUse, state.NoState) as error:
+        raise Ends(str(error)) from None
+    for step in (s for s in done.upcoming.ready if takes(s.object, s.layer) and not grants.may(s)):
+        missing = " ".join(f"--allow {d}" for d in grants.missing(step)) or f"mode: enforce of {step.object}"
+        click.echo(f"{step.object} is not stopped without {missing}", err=True)
+    for judged, block in done.upcoming.blocked:
+        if takes(judged.object, judged.layer):
+            click.echo(f"{judged.object} is not stopped: {block.message}. To do: {block.needs}", err=True)
 
 
 @main.command()

@@ -18,6 +18,7 @@ from controller.facts.words import FleetFacts, Known
 from controller.layers.boot.next_boot import next_boot
 from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.kernel.facts import KernelFacts
+from controller.run.drain import Drain
 from controller.run.once import Ended, Report
 from controller.spec.model import GpuOwner, Lifecycle, Specs
 from controller.spec.policy import Mode, Permission
@@ -225,13 +226,18 @@ class PerformedRow(_Row):
 
 
 class OnceReport(_Row):
-    """What ``reconcile --once -o json`` prints. ``failed``: ids of steps that were given up, and how they failed."""
+    """What ``reconcile --once -o json`` prints.
+
+    ``failed``: ids of steps that were given up, and how they failed. ``waiting_for_window``: ids of steps, and which
+    maintenance window they wait for.
+    """
 
     performed: list[PerformedRow]
     in_wanted_state: bool
     failed: dict[str, str]
     blocked: list[BlockedRow]
     waiting_for_permission: list[str]
+    waiting_for_window: dict[str, str]
     reported_only: list[str]
     waiting: list[WaitRow]
     unknown: list[UnknownRow]
@@ -300,8 +306,40 @@ class VersionReport(_Row):
     version: str
 
 
+class CandidateRow(_Row):
+    """A host that could take a container; or why it cannot, and what that needs."""
+
+    host: str
+    can: bool
+    reason: str
+    message: str
+    needs: str
+
+
+class LeavingRow(_Row):
+    """A container that lies on a host, the servers in it, who could take it, and where its spec stands."""
+
+    object: str
+    id: int
+    runs: bool
+    servers: list[str]
+    wanted_on: str
+    spec: str
+    candidates: list[CandidateRow]
+
+
+class DrainReport(_Row):
+    """What ``reconcile drain HOST -o json`` prints. ``guests_in_no_spec`` are left alone."""
+
+    host: str
+    containers: list[LeavingRow]
+    servers: list[str]
+    guests_in_no_spec: list[str]
+
+
 Printed = (
     PlanReport
+    | DrainReport
     | NextBootReport
     | OnceReport
     | StatusReport
@@ -316,6 +354,7 @@ PRINTED: Mapping[str, type[Printed]] = {
     "next-boot": NextBootReport,
     "once": OnceReport,
     "status": StatusReport,
+    "drain": DrainReport,
     "why": WhyReport,
     "validate": ValidateReport,
     "errors": ErrorsReport,
@@ -367,6 +406,7 @@ def once_report(
         failed=done.failed,
         blocked=blocked_rows(done.upcoming, wanted),
         waiting_for_permission=list(dict.fromkeys(str(d) for s in lacking for d in grants.missing(s))),
+        waiting_for_window=done.closed,
         reported_only=list(dict.fromkeys(str(s.object) for s in lacking if not grants.missing(s))),
         waiting=wait_rows(done.upcoming, wanted),
         unknown=unknown_rows(done.upcoming, asked),
@@ -462,6 +502,30 @@ def next_boot_report(specs: Specs, facts: FleetFacts, hosts: Sequence[str]) -> N
             BlockedRow(object=host, layer=w.layer, reason=w.reason, message=w.message, needs=w.needs) for w in found
         )
     return NextBootReport(kernels=kernels, wrong=wrong, unknown=unknown)
+
+
+def drain_report(found: Drain, specs: Specs) -> DrainReport:
+    """What lies on a host that is to be empty."""
+    return DrainReport(
+        host=found.host,
+        containers=[
+            LeavingRow(
+                object=str(leaving.container.ref),
+                id=leaving.container.id,
+                runs=leaving.runs,
+                servers=[f"ModelServer/{name}" for name in leaving.servers],
+                wanted_on=leaving.container.host,
+                spec=str(specs.places.get(leaving.container.ref, "its spec")),
+                candidates=[
+                    CandidateRow(host=c.host, can=c.can, reason=c.reason, message=c.message, needs=c.needs)
+                    for c in leaving.candidates
+                ],
+            )
+            for leaving in found.containers
+        ],
+        servers=[f"ModelServer/{name}" for name in found.servers],
+        guests_in_no_spec=[f"{'CT' if kind == 'lxc' else 'VM'} {vmid}" for kind, vmid in found.foreign],
+    )
 
 
 def status_report(

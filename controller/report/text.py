@@ -12,6 +12,7 @@ import click
 
 from controller.core.words import Disruption, Step
 from controller.report.model import (
+    DrainReport,
     DriftRow,
     NextBootReport,
     OnceReport,
@@ -179,6 +180,32 @@ def next_boot_text(report: NextBootReport) -> str:
     return "\n".join(parts)
 
 
+def drain_text(report: DrainReport) -> str:
+    """What lies on a host, who could take it, and the line to edit."""
+    if not (report.containers or report.servers or report.guests_in_no_spec):
+        return f"Nothing lies on {report.host} any more."
+    lines = [f"On {report.host} lies:"]
+    for row in report.containers:
+        servers = f", with {', '.join(row.servers)}" if row.servers else ""
+        lines.append(f"{row.object} (CT {row.id}, {'runs' if row.runs else 'is stopped'}){servers}")
+        able = [candidate.host for candidate in row.candidates if candidate.can]
+        if row.wanted_on in able:
+            todo = f"`reconcile --once` moves it to {row.wanted_on}, as its spec says"
+        elif able:
+            todo = f"write `host: {able[0]}` in {row.spec}, then `reconcile --once`"
+        else:
+            todo = "nobody can take it as things are"
+        lines.append(wrapped(todo, "  to do: ", " " * 9))
+        for candidate in row.candidates:
+            lines.append(f"  {candidate.host}: {'can take it' if candidate.can else candidate.reason}")
+            if not candidate.can:
+                lines.append(wrapped(f"{candidate.message}. To do: {candidate.needs}", "    "))
+    lines += [f"{name}, on the host itself: to do: name another host in its spec" for name in report.servers]
+    if report.guests_in_no_spec:
+        lines.append(wrapped(f"In no spec, and left alone: {', '.join(report.guests_in_no_spec)}", "", "  "))
+    return "\n".join(lines)
+
+
 def status_text(report: StatusReport, messages: bool) -> str:
     """One line an object, and what runs; with ``messages``, what is the matter with each that is not ready too."""
     rows = []
@@ -267,6 +294,8 @@ def once_text(report: OnceReport, lacking: Sequence[tuple[Step, Sequence[Disrupt
             lines.append(
                 wrapped(f"{what}: {step.object} is only reported on (policy: mode: report)", "waits:  ", " " * 8)
             )
+    for step_id, why in report.waiting_for_window.items():
+        lines.append(wrapped(f"{step_id}: {why}; --ignore-windows does not wait for it", "waits:  ", " " * 8))
     for row in report.blocked:
         lines.append(f"blocked: {row.object} {row.layer}: {row.reason}")
         lines.append(wrapped(f"{row.message}. To do: {row.needs}", " " * 9))
@@ -285,6 +314,7 @@ def _outcome(report: OnceReport, lacking: int) -> str:
     what = [f"{counted(done, 'step')} worked"]
     what += [f"{len(report.failed)} failed"] if report.failed else []
     what += [f"{lacking} not permitted"] if lacking else []
+    what += [f"{len(report.waiting_for_window)} outside a window"] if report.waiting_for_window else []
     what += [f"{len(report.blocked)} blocked"] if report.blocked else []
     what += [f"{len(report.unknown)} unknown"] if report.unknown else []
     what += ["time is up, and something still runs"] if report.timed_out else []
