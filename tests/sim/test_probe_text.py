@@ -13,6 +13,8 @@ import pytest
 from controller.core import probe
 from controller.facts.words import Section
 from controller.layers.access import sim as access
+from controller.layers.binding import sim as binding
+from controller.layers.boot import sim as boot
 from controller.layers.devices import sim as devices
 from controller.layers.gpu_health import sim as gpu_health
 from controller.layers.mounts import sim as mounts
@@ -32,6 +34,8 @@ GUESTS = (129, 130)
 SIMULATED: dict[str, Callable[[Fleet, Host, tuple[int, ...]], Section]] = {
     "host.access": access.answer,
     "host.gpu-health": gpu_health.answer,
+    "host.gpu-binding": binding.answer,
+    "host.boot": boot.answer,
     "container.devices": devices.answer,
     "container.power": power.answer,
     "container.placement": placement.answer,
@@ -88,12 +92,22 @@ def bare() -> Fleet:
     return made
 
 
+def at_boot() -> Fleet:
+    """Something binds the cards at boot, and modules are loaded by name."""
+    made = demo()
+    unit = "/etc/systemd/system/reconcile-gpus.service"
+    enabled = "/etc/systemd/system/sysinit.target.wants/reconcile-gpus.service"
+    texts = {unit: "[Unit]\n", enabled: "", "/etc/reconcile/gpus": "load nvidia", "/etc/modules": "# none\nvfio\n"}
+    made.hosts["kpro5"].files.update({path: File(text, mtime=1767500000) for path, text in texts.items()})
+    return made
+
+
 def _digest(of: str) -> str:
     return hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @pytest.mark.parametrize("section", SIMULATED)
-@pytest.mark.parametrize("build", [untouched, edited, left_behind, bare])
+@pytest.mark.parametrize("build", [untouched, edited, left_behind, bare, at_boot])
 def test_the_simulation_prints_what_the_fragment_prints(
     section: str, build: Callable[[], Fleet], tmp_path: Path
 ) -> None:

@@ -185,7 +185,9 @@ def test_a_card_that_falls_off_the_bus_is_told_by_nvidia_smi(made: Fleet) -> Non
     controller.world.inject(Fault(Name.CARD_LOST, "kpro5", card="0000:ce:00.0"))
     verdict = controller.look().verdict(Ref("Host", "kpro5"), "host.gpu-health")
     assert isinstance(verdict, Drift)
-    assert "0000:CE:00.0: Unknown Error" in verdict.message
+    assert verdict.reason == "off-the-bus"
+    assert "Xid (PCI:0000:ce:00): 79" in verdict.message
+    assert "0000:CE:00.0: Unknown Error" in verdict.evidence["nvidia-smi-failed"]
 
 
 def test_a_persons_edit_between_look_and_step_survives(made: Fleet, starts: list[int]) -> None:

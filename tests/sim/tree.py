@@ -24,11 +24,16 @@ def lay(fleet: Fleet, host: Host, root: Path) -> None:
     if host.cgroup2:
         (root / "sys/fs/cgroup/cgroup.controllers").touch()
     for path, file in host.files.items():
-        _file(root, path, file.text, file.mtime)
+        if ".wants/" in path:
+            (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+            (root / path.lstrip("/")).symlink_to("/somewhere/else")
+        else:
+            _file(root, path, file.text, file.mtime)
     for path in host.directories:
         (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
     _pve(fleet, host, root)
     _containers(host, root)
+    _machines(host, root)
 
 
 def tools(fleet: Fleet, host: Host, folder: Path) -> None:
@@ -57,11 +62,11 @@ def _rbd(fleet: Fleet, host: Host) -> str:
     return f"for image; do :; done\ncase $image in\n{said}esac"
 
 
-def _file(root: Path, path: str, text: str, mtime: int = 0) -> None:
+def _file(root: Path, path: str, text: str, mtime: int | None = None) -> None:
     real = root / path.lstrip("/")
     real.parent.mkdir(parents=True, exist_ok=True)
     real.write_bytes(text.encode("utf-8", "surrogateescape"))
-    if mtime:
+    if mtime is not None:
         os.utime(real, (mtime, mtime))
 
 
@@ -148,3 +153,15 @@ def _containers(host: Host, root: Path) -> None:
         for path, node in container.dev.items():
             _node(root, f"/proc/{container.pid}/root{path}", node)
     _file(root, "/proc/net/unix", "\n".join(sockets) + "\n")
+
+
+def _machines(host: Host, root: Path) -> None:
+    """The processes of running VMs, with the groups that they have open."""
+    for vmid, machine in host.machines.items():
+        _file(root, f"/proc/{machine.pid}/comm", "kvm\n")
+        _file(root, f"/proc/{machine.pid}/cgroup", f"0::/qemu.slice/{vmid}.scope\n")
+        groups = sorted({host.functions[a].iommu_group or 0 for a in machine.functions if a in host.functions})
+        (root / f"proc/{machine.pid}/fd").mkdir()
+        for number, group in enumerate(groups):
+            (root / f"proc/{machine.pid}/fd/{number}").symlink_to(f"/dev/vfio/{group}")
+            _file(root, f"/dev/vfio/{group}", "")

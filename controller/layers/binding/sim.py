@@ -19,6 +19,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
         groups = {host.functions[a].iommu_group for a in machine.functions if a in host.functions}
         node = (f"/dev/vfio/{group}" for group in sorted(g for g in groups if g is not None))
         lines += (f"{machine.pid}|{each}|/qemu.slice/{vmid}.scope|kvm" for each in node)
+    lines.sort(key=lambda line: "/proc/{}/fd {}".format(*line.split("|")))  # as the fragment sorts them
     return Section(0, "exit 0\n" + "".join(f"{line}\n" for line in lines) if lines else "idle\n")
 
 
