@@ -75,9 +75,9 @@ def check(view: View, container: Container) -> Verdict:
     if blocked is not None:
         return _blocked(*blocked, evidence)
     alone = all(function.pci in assignment.pcis for function in gpus.functions if function.is_gpu)
-    return _judged(
-        container, guest, conf, cluster, Want(known, container.passthrough, alone, gpus, guests.drivers), evidence
-    )
+    named = host.nvidia is not None and host.nvidia.driver is not None  # host.boot makes the nodes then
+    want = Want(known, container.passthrough, alone, gpus, guests.drivers, named)
+    return _judged(container, guest, conf, cluster, want, evidence)
 
 
 def _judged(

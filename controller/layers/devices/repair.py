@@ -41,6 +41,7 @@ from controller.layers.shared.pve_conf import Insert, Line, LineKind, edit, main
 from controller.spec.model import Passthrough
 
 CONTROL, UVM = "nvidiactl", "nvidia-uvm"  # what every user of a card opens besides the card
+UVM_TOOLS = "nvidia-uvm-tools"
 NEW_MOUNT = "none bind,optional,create=file"
 
 # Where Linux takes a major number from when a driver asks for any (include/linux/fs.h, CHRDEV_MAJOR_DYN_*).
@@ -74,7 +75,8 @@ class Want:
     """What a config shall pass: cards by minor number, in which style.
 
     ``alone`` is whether the host has no NVIDIA GPU besides them. ``drivers`` are the names that the host's character
-    majors are registered under.
+    majors are registered under. ``named`` is whether the host has its nodes at each boot before any guest: a new rule
+    for a dynamic major is by the node's path then, as LXC looks the major up at each start.
     """
 
     minors: tuple[int, ...]
@@ -82,6 +84,7 @@ class Want:
     alone: bool
     gpus: GpuFacts
     drivers: tuple[tuple[int, str], ...] = ()
+    named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,15 +447,16 @@ class _Repairing:
         return kept, refusing
 
     def _rule_for(self, node: str, old: _RuleLine | None, kept: Sequence[_RuleLine]) -> str:
-        """A rule by path where the rule that it replaces, or its neighbours, are; else by numbers."""
+        """A rule by path where the rule that it replaces, or its neighbours, are, or the number would not last."""
         neighbours = [line.rule for line in ([old] if old is not None else kept) if self._is_nvidias(line.rule)]
-        if any(rule.path for rule in neighbours) and node not in DIRECTORIES:
+        lasts = not (self.want.named and node in (UVM, UVM_TOOLS))
+        if (any(rule.path for rule in neighbours) or not lasts) and node not in DIRECTORIES:
             return f"/dev/{node} rwm"
         device = device_of(node, self.want.gpus)
         if device is None:
             raise AssertionError(f"no device is known for {node}")
         major, minor = device
-        whole = node in (UVM, "nvidia-uvm-tools", *DIRECTORIES)  # no card hangs on a minor of these
+        whole = node in (UVM, UVM_TOOLS, *DIRECTORIES)  # no card hangs on a minor of these
         return f"c {major}:* rwm" if whole else f"c {major}:{minor} rwm"
 
     def _tell_rules(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -515,6 +516,17 @@ def configs(draw: st.DrawFn) -> str:
 )
 def test_any_config_can_be_put_right(before: str, minors: tuple[int, ...], style: Passthrough, alone: bool) -> None:
     check_repair(before, want(*minors, style=style, alone=alone))
+
+
+def test_a_rule_for_a_major_that_a_boot_changes_is_by_path_where_the_node_is_there_at_each_boot() -> None:
+    """facts: LXC takes a path since 2019, and looks its number up at each start."""
+    made = dataclasses.replace(want(0, 1), named=True)
+    done = repair(FOUR_STALE, made)
+    assert "stale-major" in reasons(done)
+    assert "lxc.cgroup2.devices.allow: /dev/nvidia-uvm rwm\n" in done.text
+    assert "c 510:" not in done.text
+    assert repair(done.text, made).findings == ()
+    assert repair(RIGHT, made).text == RIGHT
 
 
 def test_new_devs_have_the_hosts_mode() -> None:
