@@ -3,11 +3,11 @@
 root=${root-}
 pve=$root/etc/pve
 
-node='' offline=' '
+node='' online=' '
 while IFS= read -r line; do
 	case $line in
 	*'"nodename":'*) node=${line#*\"nodename\": \"} node=${node%%\"*} ;;
-	*'"online": 0'*) name=${line#*\"} offline="$offline${name%%\"*} " ;;
+	*'"online": 1'*) name=${line#*\"} online="$online${name%%\"*} " ;;
 	esac
 done <"$pve/.members"
 if [ -z "$node" ]; then
@@ -58,9 +58,12 @@ watched() {
 	END
 }
 
-for name in $offline; do
+# One that was taken out of the cluster (pvecm delnode) is in no list any more, and its folder stays.
+for directory in "$pve"/nodes/*; do
+	name=${directory##*/}
+	case "$online$node " in *" $name "*) continue ;; esac
 	for id in $guests; do
-		if [ -f "$pve/nodes/$name/lxc/$id.conf" ]; then disks "$pve/nodes/$name/lxc/$id.conf"; fi
+		if [ -f "$directory/lxc/$id.conf" ]; then disks "$directory/lxc/$id.conf"; fi
 	done
 done
 
