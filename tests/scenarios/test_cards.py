@@ -237,3 +237,98 @@ def _swapped(stage: Stage) -> str:
         assert isinstance(stage, SimStage)
         text = stage.world().fleet.hosts["kpro5"].files["/etc/reconcile/gpus"].text
     return text.replace("nvidia 0 ", "nvidia x ").replace("nvidia 1 ", "nvidia 0 ").replace("nvidia x ", "nvidia 1 ")
+
+
+def test_a_card_in_use_stays_until_it_is_free(driven: Stage) -> None:
+    """Unbinding a card in use would wait in the kernel for ever: it is not begun."""
+    cards.specification(driven, ce="vms")
+    use(driven, "0000:ce:00.0", "python3")
+    assert driven.reconcile("--once").rc == 2
+    assert blocked(driven) == [("host.gpu-binding", "gpu-in-use")]
+    assert drivers(driven, "0000:ce:00.0") == ["nvidia"]
+
+    use(driven, "0000:ce:00.0", "")
+    done = driven.reconcile("--once")
+    assert done.rc == 0, done.out + done.err
+    assert drivers(driven, *A6000) == ["nvidia", "vfio-pci"]
+
+
+def use(stage: Stage, pci: str, name: str) -> None:
+    """Let a process use a card, or (without a name) end it."""
+    if isinstance(stage, LabStage) and name:
+        stage.lab.run("kpro5", "setsid gpu-process /dev/nvidia1 >/run/user-of-it 2>&1 </dev/null &")
+        stage.lab.run("kpro5", "until grep -q open /run/user-of-it; do sleep 0.1; done", check=True, timeout=20)
+    elif isinstance(stage, LabStage):
+        stage.lab.run("kpro5", "pkill -x gpu-process; while pgrep -x gpu-process >/dev/null; do sleep 0.1; done")
+    else:
+        assert isinstance(stage, SimStage)
+        world = stage.world()
+        with world.change("kpro5") as host:
+            gpu = host.functions[pci].gpu
+            assert gpu is not None
+            gpu.used_by = [f"host:{name}"] if name else []
+        world.close()
+
+
+def test_a_group_shared_with_a_vms_card_is_refused(bare: Stage) -> None:
+    if isinstance(bare, LabStage):
+        bare.lab.kernel("set", "kpro5", pci="0000:b1:00.0", values={"iommu_group": 31})
+    else:
+        assert isinstance(bare, SimStage)
+        world = bare.world()
+        with world.change("kpro5") as host:
+            host.functions["0000:b1:00.0"].iommu_group = 31
+        world.close()
+    assert bare.reconcile("--once").rc == 2
+    assert blocked(bare) == [("host.gpu-binding", "shared-iommu-group")]
+    assert drivers(bare, "0000:4f:00.0", "0000:ce:00.0") == ["vfio-pci", None]
+
+
+def test_a_card_in_no_spec_is_left_alone(bare: Stage) -> None:
+    cards.specification(bare, ce="nobody", b1="nobody")
+    done = bare.reconcile("--once")
+    assert done.rc == 0, done.out
+    assert drivers(bare, "0000:ce:00.0", "0000:b1:00.0") == ["vfio-pci", "vfio-pci"]
+    assert overrides(bare, "0000:ce:00.0", "0000:b1:00.0") == [None, None]
+    assert "4f" not in "".join(moved(bare) - {"0000:4f:00.0"})
+
+
+def test_a_card_that_fell_off_the_bus_is_reported_and_not_touched(driven: Stage) -> None:
+    """Failure 25."""
+    if isinstance(driven, LabStage):
+        driven.lab.kernel("xid", "kpro5", pci="0000:ce:00.0", xid=79, text="GPU has fallen off the bus.")
+    else:
+        assert isinstance(driven, SimStage)
+        world = driven.world()
+        with world.change("kpro5") as host:
+            gpu = host.functions["0000:ce:00.0"].gpu
+            assert gpu is not None
+            gpu.lost = True
+        world.close()
+    cards.specification(driven, ce="vms")
+    assert driven.reconcile("--once").rc == 2
+    report = driven.reconcile("plan", "-o", "json").json
+    found = {(d["layer"], d["reason"]): d["message"] for d in report["drift"]}
+    assert "Xid (PCI:0000:ce:00): 79" in found["host.gpu-health", "off-the-bus"]
+    assert report["steps"] == []
+    assert drivers(driven, "0000:ce:00.0") == ["nvidia"]
+
+
+def test_a_card_that_has_another_address_is_known_again(driven: Stage) -> None:
+    """Its UUID was recorded: no other card takes its place without a word."""
+    assert driven.reconcile("--once").rc == 0
+    driven.power_off("kpro5")
+    if isinstance(driven, LabStage):
+        driven.lab.kernel("move", "kpro5", pci="0000:ce:00.0", slot="0000:d0:00")
+    else:
+        assert isinstance(driven, SimStage)
+        world = driven.world()
+        with world.change("kpro5") as host:
+            for number in (0, 1):
+                host.functions[f"0000:d0:00.{number}"] = host.functions.pop(f"0000:ce:00.{number}")
+        world.close()
+    driven.power_on("kpro5")
+    driven.reconcile("--once")
+    report = driven.reconcile("plan", "-o", "json").json
+    found = {(d["layer"], d["reason"]): d["message"] for d in report["drift"]}
+    assert "is at 0000:d0:00.0 now" in found["host.gpu-health", "gpu-moved"]
