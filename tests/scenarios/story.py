@@ -15,7 +15,7 @@ from controller.layers.shared.truth import Fleet
 from controller.layers.userland import sim as userland
 from controller.layers.userland.facts import parse as parse_userland
 from tests.lab import hosts, kmodules, packages
-from tests.lab.lab import Lab
+from tests.lab.lab import Lab, wait_until
 from tests.scenarios.stage import LabStage, SimStage, Stage
 
 STORY = Path(__file__).parents[2] / "specs/story"
@@ -124,12 +124,18 @@ def set_up_lab(lab: Lab, *, alive: bool = False) -> None:
     kmodules.install_userland(lab.state / "rbd/vm-129-disk-0", OLD)
     for host in ("kpro5", "kpro6"):
         lab.write(host, RUNFILE, packages.runfile(VERSION))
-    lab.run("kpro5", "qm start 201 && qm start 202", check=True)
+    wait_until(lambda: machines(lab) == {201, 202}, 60, "the virtual machines were not started at boot")
     lab.run("kpro6", "mkdir -p /tank/shared && nvidia-smi -L && nvidia-modprobe -u -c=0", check=True)
     if alive:
         lab.run("kpro6", "pct start 129", check=True)
     else:
         lab.power_off("kpro6")
+
+
+def machines(lab: Lab) -> set[int]:
+    """The virtual machines that run on kpro5."""
+    said = lab.run("kpro5", "qm list").stdout
+    return {int(vmid) for vmid in re.findall(r"^ *(\d+) .* running ", said, re.MULTILINE)}
 
 
 # What is true, past the controller
@@ -179,8 +185,7 @@ class Watch:
             assert not {change["address"] for change in changes} & set(RTX3090), changes
             functions = self.stage.lab.kernel("state", "kpro5")["functions"]
             assert [functions[pci]["driver"] for pci in RTX3090] == ["vfio-pci"] * 3
-            running = self.stage.lab.run("kpro5", "qm list", check=True).stdout
-            assert len(re.findall(r"^ *20[12] .*running", running, re.MULTILINE)) == 2, running
+            assert machines(self.stage.lab) == {201, 202}
             self.again()
             return
         assert isinstance(self.stage, SimStage)

@@ -11,7 +11,7 @@ from tests.lab.fixtures import need_lab
 from tests.lab.lab import Lab, wait_until
 from tests.scenarios import story
 from tests.scenarios.stage import LabStage, Ran, SimStage, Stage
-from tests.scenarios.story import A6000, LINE, MOVED, SNAPSHOT, TAKEN_OVER, VERSION, Watch, module, smi
+from tests.scenarios.story import A6000, LINE, MOVED, SNAPSHOT, TAKEN_OVER, VERSION, Watch, machines, module, smi
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -89,6 +89,8 @@ def off_and_on(stage: Stage, *hosts: str) -> None:
     for host in hosts:
         stage.power_on(host)
     wait_until(lambda: stage.started(129) != "", 60, "the container was not started after the boot")
+    if isinstance(stage, LabStage):
+        wait_until(lambda: machines(stage.lab) == {201, 202}, 60, "the virtual machines were not started after the boot")
 
 
 def test_the_plan_shows_the_whole_chain_and_touches_nothing(gone: Stage) -> None:
