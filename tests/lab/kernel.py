@@ -38,6 +38,7 @@ What a test may ask and change, at the control socket (``control.py``) or with `
 | ``users`` | ``pci``, ``users`` | says who else has it open (``pid``, ``name``, ``memory_mib``) |
 | ``next-majors`` | ``majors`` | majors from the next boot on, by name; others as the kernel chooses |
 | ``secure-boot`` | ``on``, ``keys`` | refuses modules signed by others than the distribution or ``keys`` |
+| ``refuse-drivers`` | ``versions`` | NVIDIA's module of these versions fails to initialise any card |
 | ``hang`` | ``on`` | lets nvidia-smi hang in the kernel, or what hangs go |
 """
 
@@ -623,6 +624,8 @@ def answer(machines: Mapping[str, Machine], state: Path, request: control.Reques
         case "secure-boot":
             machine.secure_boot = request["on"]
             machine.trusted_keys |= set(request.get("keys", []))
+        case "refuse-drivers":
+            machine.refused_drivers = set(request["versions"])
         case "hang":
             with machine.changed:
                 machine.hung = request["on"]

@@ -67,7 +67,9 @@ class KernelModule:
         )
         if self.signer:
             signer = self.signer.encode()
-            image += signer + _SIGNATURE.pack(0, 4, 1, len(signer), 0, 0) + _SIGNATURE_MAGIC
+            key_id, signature = hashlib.sha256(signer).digest()[:4], hashlib.sha256(image).digest()
+            about = _SIGNATURE.pack(1, 4, 1, len(signer), len(key_id), len(signature))  # RSA, SHA-256, X.509
+            image += signer + key_id + signature + about + _SIGNATURE_MAGIC
         return image
 
 

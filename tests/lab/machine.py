@@ -279,6 +279,7 @@ class Machine:
         self.next_majors: dict[str, int] = dict(description.get("majors", {}))
         self.secure_boot: bool = description.get("secure_boot", False)
         self.trusted_keys: set[str] = {kmodules.PROXMOX_KEY, kmodules.DEBIAN_KEY, *description.get("mok", [])}
+        self.refused_drivers: set[str] = set()  # versions that initialise no card of this machine
         self.link_changes: list[LinkChange] = []
         self.boots = 0
         self.functions: dict[str, Function] = {}
@@ -794,6 +795,13 @@ class Machine:
         self._probed = 0
         table = (PciId(NVIDIA, kind=0x030000, mask=ANY), PciId(NVIDIA, kind=0x030200, mask=ANY))
         driver = Driver("nvidia", "nvidia", table)
+        if module.version in self.refused_drivers:
+            self._print(
+                "NVRM: RmInitAdapter failed! (0x62:0xffff:2477)", "NVRM: None of the NVIDIA devices were initialized."
+            )
+            for name in _DEVICES_OF["nvidia"]:
+                self._unregister_device(name)
+            raise refuse(errno.EIO)
         if count:
             self.drivers["nvidia"] = driver
             self._attach_all(driver, "modprobe nvidia")

@@ -149,10 +149,11 @@ def _install_driver(
 ) -> Step:
     """Beside the running one: modules are built and nothing is loaded. What is loaded goes on with its own library."""
     kernels = kernel.concerned
+    signer = kernel.enrolled_keys[0] if kernel.dkms_key_enrolled and kernel.enrolled_keys else ""
 
     def after(facts: DriverFacts) -> DriverFacts:
         others = tuple(module for module in facts.modules if module.kernel not in kernels)
-        ours = tuple(Installed(each, want.version, want.flavour) for each in kernels)
+        ours = tuple(Installed(each, want.version, want.flavour, signer) for each in kernels)
         return dataclasses.replace(
             facts, modules=(*others, *ours), libraries=(want.version,), dkms=(*facts.dkms, want.version)
         )

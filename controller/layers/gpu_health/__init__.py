@@ -10,6 +10,7 @@ from controller.core.view import View
 from controller.core.words import Block, Drift, Gate, InSync, Layer, NotKnown, Skipped, Verdict
 from controller.facts.words import Known
 from controller.layers.boot.facts import DATA, BootFacts
+from controller.layers.driver.facts import DriverFacts
 from controller.layers.gpu_health.facts import GpuFacts, parse
 from controller.layers.shared.boards import same_model
 from controller.spec.model import Gpu, Host
@@ -45,7 +46,7 @@ def check(view: View, host: Host) -> Verdict:
         raise NotKnown(facts.smi_failure.reason, f"{host.name}: {facts.smi_failure.message}")
     recorded = _recorded(view, host)
     problems = [p for gpu in host.nvidia.gpus if (p := _problem(host, facts, gpu, recorded)) is not None]
-    if facts.smi_failure is not None:
+    if facts.smi_failure is not None and not _is_the_drivers(view, host, facts):
         reason = Reason(facts.smi_failure.reason)
         problems.append((reason, f"{host.name}: {facts.smi_failure.message}", _SMI_NEEDS[reason]))
     if not problems:
@@ -53,6 +54,19 @@ def check(view: View, host: Host) -> Verdict:
     reason, message, needs = problems[0]
     evidence = {str(r): m for r, m, _ in problems[1:]}
     return Drift(reason, message, Block(reason, message, needs), evidence)
+
+
+def _is_the_drivers(view: View, host: Host, facts: GpuFacts) -> bool:
+    """Whether nvidia-smi fails for what host.driver sees and puts right: a library that is not the module's.
+
+    It is so for a while in every change of the driver, which would wait for itself here.
+    """
+    if host.nvidia is None or host.nvidia.driver is None or facts.smi_failure is None or facts.module is None:
+        return False
+    found = view.facts[host.name].section("host.driver")
+    if not isinstance(found, Known) or not isinstance(found.value, DriverFacts):
+        return False
+    return found.value.libraries != (facts.module.version,)
 
 
 def _recorded(view: View, host: Host) -> dict[str, str]:

@@ -59,7 +59,7 @@ if [ -n "$lacking" ] || [ -z "$dkms" ]; then
 			set -- "$@" "proxmox-headers-$kernel" "pve-headers-$kernel" "linux-headers-$kernel" "proxmox-headers-${series%.*}"
 		done
 		printf '==packages\n'
-		detached apt-headers 20 apt-cache policy "$@" proxmox-default-headers pve-headers linux-headers-amd64 linux-headers-arm64
+		detached apt-headers 6 apt-cache policy "$@" proxmox-default-headers pve-headers linux-headers-amd64 linux-headers-arm64
 	fi
 fi
 
@@ -111,6 +111,7 @@ find . -type f | sort | sed "s|^\./||" | while read -r file; do
 	grep -aH "" -- "$file" | sed "s/^/line /" || :
 done'
 [ -n "$images" ] || return 0
+wait_for=6 # of all of them: what is not read by then is read on, and known at a later look
 # shellcheck disable=SC2086 # paths without spaces
 stat -L -c '%Y-%s %n' $images | while read -r stamp image; do
 	kernel=${image##*/initrd.img-}
@@ -122,6 +123,8 @@ stat -L -c '%Y-%s %n' $images | while read -r stamp image; do
 	if [ -f "$run_dir/tool.$name.done" ]; then
 		cat "$run_dir/tool.$name.done"
 	else
-		detached "$name" 20 sh -c "$within" sh "$image"
+		said=$(detached "$name" "$wait_for" sh -c "$within" sh "$image")
+		printf '%s\n' "$said"
+		case $said in hung*) wait_for=1 ;; esac
 	fi
 done

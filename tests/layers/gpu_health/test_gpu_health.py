@@ -9,6 +9,7 @@ from controller.core.words import Drift, InSync, NotKnown, Verdict
 from controller.facts.words import HostFacts, Known, ParseError, Section
 from controller.layers import gpu_health
 from controller.layers.boot.facts import BootFacts, Recorded
+from controller.layers.driver.facts import DriverFacts
 from controller.layers.gpu_health.facts import GpuFacts, parse
 from controller.layers.shared.boards import same_model
 from controller.spec.model import Host, Specs
@@ -222,3 +223,29 @@ def test_a_recorded_card_is_known_again_wherever_it_is(out: str, reason: str) ->
     facts = {"host.gpu-health": Known(parse(Section(0, out))), "host.boot": Known(record)}
     verdict = gpu_health.check(View(Specs(hosts={"h": host}), {"h": HostFacts("h", facts)}), host)
     assert (verdict.reason if isinstance(verdict, Drift) else "") == reason
+
+
+MISMATCH = "exit 18\nFailed to initialize NVML: Driver/library version mismatch\n"
+OTHER_LIBRARY = DriverFacts(libraries=("575.57.08",))
+SAME_LIBRARY = DriverFacts(libraries=("580.126.09",))
+
+
+@pytest.mark.parametrize(
+    ("driver", "libraries", "reported"),
+    [
+        (None, OTHER_LIBRARY, True),  # the driver is only observed: nobody else would say it
+        ("580.126.09", OTHER_LIBRARY, False),  # host.driver says it, and puts it right
+        ("580.126.09", SAME_LIBRARY, True),
+    ],
+)
+def test_a_library_of_another_version_is_left_to_the_driver_layer(
+    driver: str | None, libraries: DriverFacts, reported: bool
+) -> None:
+    facts = parse(Section(0, SEEN + f"module|{PROPRIETARY}smi|{MISMATCH}"))
+    wish = {"driver": {"version": driver, "source": "runfile"}} if driver else {}
+    host = Host.model_validate(
+        {"kind": "Host", "name": "h", "address": "10.1.2.5", "platform": "proxmox", "nvidia": {"gpus": [A6000], **wish}}
+    )
+    sections = {"host.gpu-health": Known(facts), "host.driver": Known(libraries)}
+    verdict = gpu_health.check(View(Specs(hosts={"h": host}), {"h": HostFacts("h", sections)}), host)
+    assert isinstance(verdict, Drift) is reported
