@@ -141,6 +141,8 @@ class Pass:
                 self.teller.waiting("; ".join(dict.fromkeys(waits.values())))
                 self.clock.wait(POLL)
                 self._look(eyes, waits)
+                if busy.keys() - _busy(eyes.facts).keys():  # what has ended may have touched other hosts as well
+                    self._look(eyes, eyes.facts)
             report.facts, report.upcoming = eyes.facts, self._next(eyes.facts)
             self._take_failed_jobs(report)
             self._give_up_loops(report)
