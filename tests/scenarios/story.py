@@ -58,7 +58,11 @@ def world(*, alive: bool = False) -> dict[str, Any]:
 
 
 CONF: str = world()["hosts"]["kpro6"]["lxc"][129]["config"]
-SNAPSHOT = CONF[CONF.index("\n[before-upgrade]") :]
+
+
+def snapshot(conf: str) -> str:
+    """The part of the container's config that tells of its snapshot."""
+    return conf[conf.index("[before-upgrade]") :]
 
 
 def sim_file(*, alive: bool = False) -> str:
@@ -125,6 +129,9 @@ def set_up_lab(lab: Lab, *, alive: bool = False) -> None:
     for host in ("kpro5", "kpro6"):
         lab.write(host, RUNFILE, packages.runfile(VERSION))
     wait_until(lambda: machines(lab) == {201, 202}, 60, "the virtual machines were not started at boot")
+    # What was started at boot has been started, and the container was not: its directory was not there
+    done = "systemctl is-active --quiet pve-guests.service"
+    wait_until(lambda: lab.run("kpro6", done).returncode == 0, 60, "kpro6 is not done with its guests")
     lab.run("kpro6", "mkdir -p /tank/shared && nvidia-smi -L && nvidia-modprobe -u -c=0", check=True)
     if alive:
         lab.run("kpro6", "pct start 129", check=True)
