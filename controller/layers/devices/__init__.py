@@ -46,7 +46,7 @@ def check(view: View, container: Container) -> Verdict:
     cluster = view.fact(host.name, "host.access", AccessFacts).cluster
     guest = guests.container(container.id)
     if guest is None:
-        return _not_here(container, cluster.node_of(container.id) if cluster else None)
+        return Skipped(f"CT {container.id} is not on {host.name}")  # container.placement says why
     if isinstance(guest.edited, Later):
         return InSync(f"known after {guest.edited.step}")
     gpus = view.fact(host.name, "host.gpu-health", GpuFacts)
@@ -107,20 +107,6 @@ def _judged(
 
 def _about(container: Container, finding: Finding) -> str:
     return f"the config of {container.name}: {finding.message}"
-
-
-def _not_here(container: Container, node: str | None) -> Drift:
-    if node is None:
-        return _blocked(
-            Reason.NO_CONTAINER,
-            f"no container {container.id} is in the cluster of {container.host}",
-            "create or restore it, or correct `id` or `host` in its spec",
-        )
-    return _blocked(
-        Reason.NOT_ON_HOST,
-        f"the config of CT {container.id} lies on {node}, its spec says {container.host}",
-        f"move it to {container.host}, or correct `host` in its spec",
-    )
 
 
 def _host_problem(

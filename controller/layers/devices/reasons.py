@@ -29,10 +29,6 @@ class Reason(StrEnum):
     """The spec wants the devices passed in the other way."""
 
     # Where the config is, and who else works on it.
-    NO_CONTAINER = "no-container"
-    """No container of that id is anywhere in the cluster."""
-    NOT_ON_HOST = "not-on-host"
-    """The config lies on another node."""
     LOCKED = "locked"
     """Proxmox is at work on the container (``lock:`` in its config)."""
     TEMPLATE = "template"

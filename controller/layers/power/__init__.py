@@ -53,7 +53,7 @@ def check(view: View, container: Container) -> Verdict:
     cluster = view.fact(host.name, "host.access", AccessFacts).cluster
     guest = guests.container(container.id)
     if guest is None:
-        return _not_here(container, cluster)
+        return Skipped(f"CT {container.id} is not on {host.name}")  # container.placement says why
     power = view.fact(host.name, NAME, PowerFacts)
     if container.id in power.between:
         raise NotKnown("in-between", f"CT {container.id} is just being started or stopped")
@@ -360,18 +360,6 @@ def _with(facts: FleetFacts, host: str, vmid: int, started: Running | None) -> F
     others = [running for running in found.value.running if running.id != vmid]
     running = sorted((*others, *((started,) if started else ())), key=lambda each: each.id)
     return {**facts, host: facts[host].with_section(NAME, dataclasses.replace(found.value, running=tuple(running)))}
-
-
-def _not_here(container: Container, cluster: Cluster | None) -> Drift:
-    node = cluster.node_of(container.id) if cluster else None
-    if node is None:
-        reason, message = Reason.NO_CONTAINER, f"no container {container.id} is in the cluster of {container.host}"
-        needs = "create or restore it, or correct `id` or `host` in its spec"
-    else:
-        reason = Reason.NOT_ON_HOST
-        message = f"the config of CT {container.id} lies on {node}, its spec says {container.host}"
-        needs = f"move it to {container.host}, or correct `host` in its spec"
-    return Drift(reason, message, Block(reason, message, needs))
 
 
 LAYER = Layer(

@@ -119,8 +119,6 @@ def without(*paths: str, plus: tuple[fleet.Node, ...] = ()) -> object:
 
 
 BLOCKED = {
-    Reason.NO_CONTAINER: {"guests": guest_facts(), "access": access_facts(guests=())},
-    Reason.NOT_ON_HOST: {"guests": guest_facts(), "access": access_facts(guests=((129, "kpro6", "lxc"),))},
     Reason.NO_QUORUM: {"access": access_facts(quorate=False)},
     Reason.LOCKED: {"guests": facts_of("lock: migrate\n" + STALE)},
     Reason.TEMPLATE: {"guests": facts_of("template: 1\n" + STALE)},
@@ -167,6 +165,11 @@ def test_blocked(reason: Reason) -> None:
 def test_two_containers_that_want_the_same_card() -> None:
     wanted = specs(fleet.host(), container(gpus=[FIRST]), container(name="a", id="100", gpus=[FIRST]))
     assert block(judge(view(wanted, facts_of()), wanted.containers["ct129"])).reason == Reason.GPU_IN_USE
+
+
+def test_a_container_that_is_elsewhere_is_left_to_placement() -> None:
+    seen = view(specs(), guest_facts(), access=access_facts(guests=((129, "kpro6", "lxc"),)))
+    assert isinstance(judge(seen), Skipped)
 
 
 def test_every_reason_is_shown_by_a_test() -> None:
