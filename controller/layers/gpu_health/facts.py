@@ -115,9 +115,10 @@ class GpuFacts:
     kernel_said: tuple[str, ...] = ()
 
     def xid(self, pci: str) -> str:
-        """The last thing that the kernel's log says is wrong with a card, "" when it says nothing."""
+        """What the kernel's log says is wrong with a card: its last error with a number, else the last line about it."""
         at = pci.rpartition(".")[0]
-        return next((line for line in reversed(self.kernel_said) if at in line), "")
+        lines = [line for line in reversed(self.kernel_said) if at in line]
+        return next((line for line in lines if "Xid" in line), next(iter(lines), ""))
 
     def function(self, pci: str) -> Function | None:
         """The function at an address like 0000:4f:00.0."""
