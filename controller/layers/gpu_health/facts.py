@@ -115,7 +115,7 @@ class GpuFacts:
     kernel_said: tuple[str, ...] = ()
 
     def xid(self, pci: str) -> str:
-        """What the kernel's log says is wrong with a card: its last error with a number, else the last line about it."""
+        """What the kernel says is wrong with a card: its last error with a number, else the last line about it."""
         at = pci.rpartition(".")[0]
         lines = [line for line in reversed(self.kernel_said) if at in line]
         return next((line for line in lines if "Xid" in line), next(iter(lines), ""))
