@@ -1,4 +1,4 @@
-"""The story of specs/story: kpro6 is gone, its container comes to kpro5, which has no driver. Or kpro6 is still there."""
+"""The story of specs/story: kpro6 is gone, its container comes to kpro5, which has no driver. Or kpro6 is there yet."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def specification(stage: Stage, host: str = "kpro5", kpro6: str = "decommissioned") -> None:
-    """The story's specs with the hosts of this world; the container is wanted on ``host``, ``kpro6`` is its lifecycle."""
+    """The story's specs for the hosts of this world, the container wanted on ``host``; ``kpro6`` is its lifecycle."""
     made = documents()
     for document in made:
         if document["kind"] == "Container":
@@ -124,7 +124,7 @@ def pve_files() -> dict[str, bytes]:
 
 
 def set_up_lab(lab: Lab, *, alive: bool = False) -> None:
-    """The first world in a lab that was just made: its virtual machines run, and kpro6 is off, or runs the container."""
+    """The first world in a lab that was just made: kpro5's machines run, and kpro6 is off, or runs the container."""
     kmodules.install_userland(lab.state / "rbd/vm-129-disk-0", OLD)
     for host in ("kpro5", "kpro6"):
         lab.write(host, RUNFILE, packages.runfile(VERSION))
@@ -203,5 +203,3 @@ class Watch:
     def again(self) -> None:
         """What happened until now is not counted: the power was off."""
         self.began = self._links()
-
-

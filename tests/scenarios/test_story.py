@@ -91,7 +91,9 @@ def off_and_on(stage: Stage, *hosts: str) -> None:
         stage.power_on(host)
     wait_until(lambda: stage.started(129) != "", 60, "the container was not started after the boot")
     if isinstance(stage, LabStage):
-        wait_until(lambda: machines(stage.lab) == {201, 202}, 60, "the virtual machines were not started after the boot")
+        wait_until(
+            lambda: machines(stage.lab) == {201, 202}, 60, "the virtual machines were not started after the boot"
+        )
 
 
 def test_the_plan_shows_the_whole_chain_and_touches_nothing(gone: Stage) -> None:
