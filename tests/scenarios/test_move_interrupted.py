@@ -76,7 +76,12 @@ def laid_down(host: str) -> Callable[[LabStage], bool]:
 
 
 def came(stage: LabStage) -> bool:
-    return stage.node(129) == "kpro5"
+    """Asked of that place alone: whoever looks through all of them may miss it as it moves."""
+    try:
+        stage.lab.pve_read("nodes/kpro5/lxc/129.conf", "kpro5")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 MOVING: dict[str, tuple[str, Callable[[LabStage], bool]]] = {
