@@ -275,9 +275,11 @@ def begin_text(step: Step) -> str:
 
 
 def ended_text(ended: Ended, seconds: float) -> str:
-    """A step that has ended, after so many seconds."""
+    """A step that has ended, after so many seconds; of a job, that it has begun and goes on by itself."""
     colour = {Result.WORKED: "green", Result.FAILED: "red", Result.REFUSED: "red"}.get(ended.result, "yellow")
     step = ended.step
+    if step.job is not None and ended.result is Result.WORKED:
+        return f"job:    {step.action} {step.object} goes on by itself on {step.hosts[0]}"
     head = f"{click.style(ended.result, fg=colour)}: {step.action} {step.object} ({seconds_text(seconds)})"
     return head if ended.result is Result.WORKED else f"{head}\n{wrapped(ended.message, ' ' * 8)}"
 

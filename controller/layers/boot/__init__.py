@@ -179,6 +179,13 @@ def data_text(cards: tuple[Recorded, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _shown(cards: tuple[Recorded, ...]) -> list[str]:
+    """The data for people: what is known only after an earlier step of a plan says so."""
+    lines = data_text(cards).splitlines()
+    later = {card.pci: card.minor.step for card in cards if isinstance(card.minor, Later)}
+    return [f"{line}  (known after {later[pci]})" if (pci := line.split()[1]) in later else line for line in lines]
+
+
 def _set_up(host: Host, boot: BootFacts, cards: tuple[Recorded, ...], reason: Reason) -> Step:
     obj = str(Ref("Host", host.name))
     texts = [marked(body, obj, SCHEMA) for body in (BOOT_UNIT, BOOT_SCRIPT, data_text(cards))]
@@ -199,7 +206,7 @@ def _set_up(host: Host, boot: BootFacts, cards: tuple[Recorded, ...], reason: Re
         args=tuple(args),
         stdin="".join(texts).encode(),
         provisional=any(isinstance(card.minor, Later) for card in cards),
-        diff="\n".join(f"+{line}" for line in data_text(cards).splitlines()),
+        diff="\n".join(f"+{line}" for line in _shown(cards)),
         effect=lambda facts: _predicted(facts, host.name, NAME, BootFacts, after),
     )
 
