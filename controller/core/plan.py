@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from controller.core.next_steps import Next, next_steps
@@ -49,25 +49,43 @@ def plan(
     ``takes`` narrows it, as a pass is narrowed: no step of a layer of an object that it does not take is expected.
     """
     now = then = next_steps(layers, View(specs, facts))
-    states: list[FleetFacts] = [facts]
+    states: list[tuple[FleetFacts, int]] = [(facts, 0)]
     steps: list[Step] = []
-    while step := next((s for s in then.ready if takes(s.object, s.layer)), None):
-        facts = step.effect(facts)
-        steps.append(step)
-        if facts in states:
-            raise PlanLoop(steps[states.index(facts) :])
-        states.append(facts)
+    while side_by_side := _apart(step for step in then.ready if takes(step.object, step.layer)):
+        for step in side_by_side:
+            facts = step.effect(facts)
+        steps.extend(side_by_side)
+        came_back = next((done for state, done in states if state == facts), None)
+        if came_back is not None:
+            raise PlanLoop(steps[came_back:])
+        states.append((facts, len(steps)))
         then = next_steps(layers, View(specs, facts))
     return Plan(now, tuple(_planned(steps)), then)
 
 
+def _apart(ready: Iterable[Step]) -> list[Step]:
+    """The first steps, in order, that share no host and no object: one's effect is no business of the others.
+
+    Judging a fleet takes time in proportion to its size. One step at a time, that would be for every object again.
+    """
+    chosen: list[Step] = []
+    hosts: set[str] = set()
+    objects: set[Ref] = set()
+    for step in ready:
+        touched = {step.object, *(d.object for d in step.disrupts)}
+        if hosts.isdisjoint(step.hosts) and objects.isdisjoint(touched):
+            chosen.append(step)
+        hosts.update(step.hosts)  # of one left out, too: what comes after it on a host waits for it
+        objects.update(touched)
+    return chosen
+
+
 def _planned(steps: Sequence[Step]) -> list[Planned]:
-    """A step comes after the latest earlier step on each of its hosts and its object."""
+    """A step comes after the latest earlier step that shares a host or its object with it."""
+    latest: dict[str | Ref, int] = {}
     planned: list[Planned] = []
     for index, step in enumerate(steps):
-        requires: list[str] = []
-        for earlier in reversed(steps[:index]):
-            if (set(earlier.hosts) & set(step.hosts) or earlier.object == step.object) and not requires:
-                requires.append(earlier.id)
-        planned.append(Planned(step, tuple(requires)))
+        shared = [latest[what] for what in (*step.hosts, step.object) if what in latest]
+        planned.append(Planned(step, (steps[max(shared)].id,) if shared else ()))
+        latest.update(dict.fromkeys((*step.hosts, step.object), index))
     return planned
