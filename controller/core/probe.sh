@@ -87,9 +87,9 @@ hangs() {
 }
 
 # detached NAME SECONDS COMMAND...: a tool that can hang in the kernel, in a session of its own, at most one alive.
-# Prints its exit code and output, from at most max_age seconds ago; waits at most SECONDS for it, and then says
-# "hung" with the second of the host's uptime at which it was started. One that can be killed is killed after a minute,
-# and one that fills memory with its output (/run is no disk) when it has written 512 KiB.
+# Prints its exit code and output, from less than max_age seconds ago (0: always anew); waits at most SECONDS for it,
+# and then says "hung" with the second of the host's uptime at which it was started. One that can be killed is killed
+# after a minute, and one that fills memory with its output (/run is no disk) when it has written 512 KiB.
 detached() {
 	tool=$run_dir/tool.$1 patience=$2
 	shift 2
@@ -104,7 +104,7 @@ detached() {
 	fi
 	at=''
 	if [ -f "$tool.at" ]; then read -r at <"$tool.at"; fi
-	if [ -z "$at" ] || [ ! -f "$tool.done" ] || [ $((now - at)) -gt "$max_age" ]; then
+	if [ -z "$at" ] || [ ! -f "$tool.done" ] || [ $((now - at)) -ge "$max_age" ]; then
 		# shellcheck disable=SC2016 # the inner shell expands these
 		setsid sh -c 'tool=$1; shift; (ulimit -S -f 1024; exec "$@") >"$tool.out" 2>&1 </dev/null
 			printf "exit %s\n" "$?" >"$tool.new"; head -c 65536 "$tool.out" >>"$tool.new"

@@ -34,8 +34,10 @@ def script(fragments: dict[str, str], run_dir: Path) -> bytes:
     return text.replace("\nrun_dir=/run/reconcile\n", f"\nrun_dir='{run_dir}'\n").encode()
 
 
-def ask(shell: list[str], fragments: dict[str, str], run_dir: Path, *nonces: str) -> list[dict[str, probe.Section]]:
-    looks = "".join(probe.look(nonce, 30, [129, 130]) for nonce in nonces).encode()
+def ask(
+    shell: list[str], fragments: dict[str, str], run_dir: Path, *nonces: str, max_age: float = 30
+) -> list[dict[str, probe.Section]]:
+    looks = "".join(probe.look(nonce, max_age, [129, 130]) for nonce in nonces).encode()
     done = subprocess.run(shell, input=script(fragments, run_dir) + looks, capture_output=True, timeout=30)
     answers = []
     rest = done.stdout
@@ -47,6 +49,16 @@ def ask(shell: list[str], fragments: dict[str, str], run_dir: Path, *nonces: str
         answers.append(probe.read(whole + found, nonce))
     assert rest == b""
     return answers
+
+
+@pytest.mark.parametrize(("max_age", "times"), [(0, 3), (30, 1)])
+def test_a_slow_tool_answers_from_memory_only_as_far_as_it_may(shell, tmp_path, max_age, times):
+    """Also within one second: what a step has just changed is seen by the look after it."""
+    calls = tmp_path / "calls"
+    fragments = {"tool": f"detached counter 10 sh -c 'echo call >>{calls}; wc -l <{calls}'"}
+    seen = ask(shell, fragments, tmp_path / "run", "t-1", "t-2", "t-3", max_age=max_age)
+    assert [s["tool"].out.split()[-1] for s in seen] == [str(n if max_age == 0 else 1) for n in (1, 2, 3)]
+    assert len(calls.read_text().splitlines()) == times
 
 
 def test_sections_keep_output_stderr_and_exit_code_apart(shell, tmp_path):
