@@ -1,4 +1,4 @@
-"""The hosts of the benchmark: one sshd on loopback that is a hundred Proxmox hosts, each at an address of its own."""
+"""The hosts of the benchmark: one sshd on loopback that is many Proxmox hosts, each at an address of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from controller.spec.model import Container, Host, Specs
 from controller.world import units
 from tests.world.servers import Sshd
 
+NUMBER = 200
+MAX_AGE = 3600.0  # seconds that slow tools may answer from memory; all of them are asked once before anything is timed
 CONTAINERS = range(100, 112)
 MACHINES = range(200, 208)
 
@@ -90,37 +92,34 @@ def specs(count: int, port: int, identity: str) -> Specs:
 
 
 class Hosts:
-    """The sshd with its hundred addresses, and the look as one command for those who know nothing of this project."""
+    """One sshd that is ``NUMBER`` hosts, each with its own /run, and the look as one command for other tools.
+
+    By its address sshd puts a session into a root of its own (chroot, which costs nothing): the machine's own files,
+    with /etc/pve of a cluster, and a /run of its own, so that hosts do not see each other at work.
+    """
 
     def __init__(self, folder: Path) -> None:
-        folder.chmod(0o755)
         self.sshd = Sshd(folder)
-        cluster(folder / "pve")
-        (folder / "etc").mkdir()
-        (folder / "work").mkdir()
-        self.sshd.mounts = [
-            # /etc/pve has to be a directory of /etc, and the machine's own /etc stays as it is
-            f"mount -t overlay -o lowerdir=/etc,upperdir={folder}/etc,workdir={folder}/work overlay /etc",
-            "mkdir -p /etc/pve",
-            f"mount --bind {folder}/pve /etc/pve",
-            f"mount --bind {folder}/passwd /etc/passwd",
-            f"mount --bind {folder}/shadow /etc/shadow",
-        ]
+        self.sshd.mounts = [_MOUNTS.format(folder=folder, number=NUMBER)]
         self.sshd.options = ["MaxSessions 20"]
-        self.sshd.start()
+        self.sshd.last_options = [
+            f"Match LocalAddress {address(n)}\n  ChrootDirectory /run/hosts/{n}" for n in range(NUMBER)
+        ]
+        cluster(folder / "pve")
+        for name in ("etc", "work"):
+            (folder / name).mkdir()
+        self.sshd.start(seconds=120.0)
         self.known_hosts = folder / "known_hosts"
         kind, blob = Path(f"{self.sshd.host_key}.pub").read_text().split()[:2]
-        self.known_hosts.write_text("".join(f"[{address(n)}]:{self.sshd.port} {kind} {blob}\n" for n in range(250)))
-        # Every process asks as somebody else: a hundred hosts here share one /run.
+        self.known_hosts.write_text("".join(f"[{address(n)}]:{self.sshd.port} {kind} {blob}\n" for n in range(NUMBER)))
+        line = probe.look("NONCE-1", MAX_AGE, CONTAINERS).replace("NONCE-1", '"bench$$-1"')
         self.look_script = folder / "look.sh"
-        line = probe.look("NONCE-1", 0, CONTAINERS).replace("NONCE-1", '"bench$$-1"')
         self.look_script.write_text(probe.script(fragments()) + line)
         self.look_script.chmod(0o755)
 
-    @property
-    def pid(self) -> int:
-        """A process that sees the machine as the hosts' sessions do."""
-        return self.sshd.pid
+    def shell(self, number: int) -> list[str]:
+        """Return the command that starts a shell on a host without SSH."""
+        return ["nsenter", "-m", "-t", str(self.sshd.pid), "chroot", f"/run/hosts/{number}", "sh"]
 
     @property
     def look_command(self) -> str:
@@ -128,7 +127,26 @@ class Hosts:
         return f"sh {self.look_script}"
 
     def stop(self) -> None:
+        """End them all."""
         self.sshd.stop()
+
+
+_MOUNTS = """
+mount -t overlay -o lowerdir=/etc,upperdir={folder}/etc,workdir={folder}/work overlay /etc
+mkdir -p /etc/pve
+mount --bind {folder}/passwd /etc/passwd
+mount --bind {folder}/shadow /etc/shadow
+n=0
+while [ $n -lt {number} ]; do
+	host=/run/hosts/$n
+	mkdir -p $host
+	mount --bind / $host
+	for part in /proc /sys /dev /etc; do mount --bind $part $host$part; done
+	mount --bind {folder}/pve $host/etc/pve
+	mount -t tmpfs none $host/run
+	n=$((n + 1))
+done
+"""
 
 
 def fragments() -> Mapping[str, str]:

@@ -59,6 +59,7 @@ class Sshd:
         self.authorize(self.identity)
         self.user = getpass.getuser()
         self.options: list[str] = []
+        self.last_options: list[str] = []
         self.users: list[tuple[str, int, str]] = []  # name, uid, shell
         self.sudoers = ""
         self.mounts: list[str] = []  # commands that make the machine, as its sessions see it, another one
@@ -75,7 +76,7 @@ class Sshd:
         home.mkdir(exist_ok=True)
         return home
 
-    def start(self) -> None:
+    def start(self, seconds: float = 10.0) -> None:
         config = self.folder / "sshd_config"
         config.write_text(
             "\n".join(
@@ -93,6 +94,7 @@ class Sshd:
                     "PidFile none",
                     "LogLevel VERBOSE",
                     "MaxStartups 1000",
+                    *self.last_options,
                     "",
                 ]
             )
@@ -101,7 +103,7 @@ class Sshd:
         if ROOT:
             command = ["unshare", "--mount", "--", "/bin/sh", "-ec", self._namespace(), "sh", *command]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        wait_for(self._listening)
+        wait_for(self._listening, seconds)
 
     def _namespace(self) -> str:
         passwd, shadow = self.folder / "passwd", self.folder / "shadow"

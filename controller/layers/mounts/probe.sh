@@ -44,17 +44,23 @@ there() {
 	if [ -d "$root$1" ]; then what='dir'; elif [ -e "$root$1" ]; then what='file'; else what='missing'; fi
 }
 
+# Into lines by the shell itself: `read` takes a system call for each byte, and there are thousands.
+before=$IFS IFS=$nl
+set -f
+# shellcheck disable=SC2086 # one word a line
+set -- $found
+set +f
+IFS=$before
+
 network=''
-while IFS= read -r line; do
+for line; do
 	case $line in
 	"$root/proc/mounts:"*) line=${line#* } network="$network ${line%% *}" ;;
 	esac
-done <<END
-$found
-END
+done
 
 file='' section=''
-while IFS= read -r line; do
+for line; do
 	case $line in "$pve"/*) ;; *) continue ;; esac
 	if [ "${line%%.conf:*}" != "$file" ]; then file=${line%%.conf:*} section=''; fi
 	line=${line#*.conf:}
@@ -79,6 +85,4 @@ while IFS= read -r line; do
 	\[* | /dev/*) continue ;;
 	/*) there "$path" && printf 'mount|%s|%s|%s\n' "${file##*/}" "$what" "$line" ;;
 	esac
-done <<END
-$found
-END
+done
