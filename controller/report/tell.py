@@ -19,10 +19,16 @@ from controller.run.eyes import Eyes
 from controller.run.once import Clock, Ended
 
 
+def _plain() -> bool:
+    """Whether colours are not wanted (``--no-color``, NO_COLOR)."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.color is False
+
+
 @contextmanager
 def busy(what: str, silent: bool) -> Iterator[None]:
     """Show on a terminal that something goes on, while it does; on stderr, and gone afterwards."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, no_color=_plain())
     if silent or not console.is_terminal or console.is_dumb_terminal:
         yield
         return
@@ -45,7 +51,7 @@ class Told:
         self._began: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._bars: Progress | None = None
-        console = Console(highlight=False)
+        console = Console(highlight=False, no_color=_plain())
         if not silent and console.is_terminal and not console.is_dumb_terminal:
             self._bars = Progress(
                 SpinnerColumn(),
@@ -110,6 +116,4 @@ class Told:
             click.echo(line)
             sys.stdout.flush()  # a reader of a pipe is to see it when it happens
         else:
-            context = click.get_current_context(silent=True)
-            plain = context is not None and context.color is False
-            self._bars.console.out(click.unstyle(line) if plain else line)
+            self._bars.console.out(click.unstyle(line) if _plain() else line)
