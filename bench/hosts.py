@@ -143,7 +143,7 @@ while [ $n -lt {number} ]; do
 	mount --bind / $host
 	for part in /proc /sys /dev /etc; do mount --bind $part $host$part; done
 	mount --bind {folder}/pve $host/etc/pve
-	mount -t tmpfs none $host/run
+	mount -t tmpfs -o mode=755 none $host/run
 	n=$((n + 1))
 done
 """

@@ -115,7 +115,7 @@ class Sshd:
         for _, uid, _ in self.users:
             os.chown(self.home, uid, uid)
         lines = [
-            "mount -t tmpfs none /run",
+            "mount -t tmpfs -o mode=755 none /run",
             "mkdir -p /run/sshd",
             f"mount --bind {passwd} /etc/passwd",
             f"mount --bind {shadow} /etc/shadow",
