@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.lab.lab import Lab, wait_until
 from tests.scenarios import story
 from tests.scenarios.stage import LabStage, Ran, SimStage, Stage
 from tests.scenarios.story import A6000, LINE, MOVED, TAKEN_OVER, VERSION, Watch, machines, module, smi
+from tests.scenarios.test_interrupted import begin, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -102,16 +104,12 @@ def test_the_plan_shows_the_whole_chain_and_touches_nothing(gone: Stage) -> None
     assert chain(plan) == TAKEN_OVER
     certain = [step["action"] for step in plan.json["steps"] if not step["provisional"]]
     assert certain == [action for _, action in TAKEN_OVER[:7]] + ["take-over-container", "edit-config"]
-    assert "17:00.0, 31:00.0, b1:00.0" in json_text(plan.json["summary"])
+    assert "17:00.0, 31:00.0, b1:00.0" in str(plan.json["summary"])
     told = gone.reconcile("plan").out
     assert "Leaves alone:" in told
     assert "GPUs of virtual machines: 17:00.0, 31:00.0, b1:00.0" in told
     assert (gone.node(129), gone.conf(129), gone.started(129)) == ("kpro6", before, "")
     watch.untouched()
-
-
-def json_text(value: object) -> str:
-    return str(value)
 
 
 def test_the_story(gone: Stage) -> None:
@@ -150,3 +148,74 @@ def test_with_kpro6_alive_it_is_moved_and_back_again(alive: Stage) -> None:
     assert (len(cards), versions, module(alive, "kpro6")) == (2, (VERSION,), VERSION)
     rests(alive)
     watch.untouched()
+
+
+# --- cut off in the lab, at moments that can be seen from outside; test_story_cut_off.py has all of them ---
+
+
+def _kpro5_has(path: str) -> Callable[[LabStage], bool]:
+    return lambda stage: stage.lab.path("kpro5", path).exists()
+
+
+def _loading(stage: LabStage) -> bool:
+    return "nvidia" in stage.lab.kernel("state", "kpro5")["modules"]
+
+
+def _taken_over(stage: LabStage) -> bool:
+    try:
+        stage.lab.pve_read("nodes/kpro5/lxc/129.conf")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _starting(stage: LabStage) -> bool:
+    log = stage.lab.path("kpro5", "/run/lab-log/pct.log")
+    return log.exists() and START in log.read_text()
+
+
+def _inside(stage: LabStage) -> bool:
+    return any((stage.lab.state / "rbd/vm-129-disk-0").glob(f"usr/lib/*/libnvidia-ml.so.{VERSION}"))
+
+
+START = 'args=["start", "129"]'
+_installing = _kpro5_has("/var/lib/dkms/nvidia")
+LAB = pytest.mark.parametrize("gone", [pytest.param("lab", marks=pytest.mark.lab)], indirect=True)
+
+
+def same_end(stage: LabStage, watch: Watch) -> None:
+    done = stage.reconcile("--once", timeout=300)
+    assert done.rc == 0, done.out + done.err
+    at_work_on_kpro5(stage)
+    watch.untouched()
+    log = stage.lab.path("kpro5", "/run/lab-log/pct.log").read_text()
+    assert log.count(START) == 1, log
+    rests(stage)
+
+
+@LAB
+@pytest.mark.parametrize("moment", [_installing, _taken_over, _inside], ids=["installing", "taken-over", "inside"])
+def test_killed(gone: LabStage, moment: Callable[[LabStage], bool]) -> None:
+    watch = Watch(gone)
+    process = begin(gone)
+    wait_for(gone, moment, process)
+    process.kill()
+    process.communicate()
+    same_end(gone, watch)
+
+
+@LAB
+@pytest.mark.parametrize("moment", [_loading, _starting], ids=["loading", "starting"])
+def test_connection_cut(gone: LabStage, moment: Callable[[LabStage], bool]) -> None:
+    watch = Watch(gone)
+    process = begin(gone)
+    wait_for(gone, moment, process)
+    gone.lab.cut("kpro5")
+    try:
+        # It gives up by itself, or is ended like one whose network is gone for good
+        process.communicate(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+    gone.lab.heal()
+    same_end(gone, watch)
