@@ -7,7 +7,7 @@ help: ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
-demo: ## The main job on a simulated fleet: no root, no GPU
+demo: ## The story on a simulated fleet, told as it runs: no root, no GPU
 	@scripts/setup base
 	@scripts/demo
 
