@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.next_steps import Next
-from controller.core.words import Block, Drift, Step, Unseen, Wait
+from controller.core.words import Block, Drift, Skipped, Step, Unseen, Wait
 from controller.spec.ref import Ref
 
 
@@ -38,6 +38,7 @@ class Condition:
 
 
 IN_SYNC = "InSync"
+NOT_LOOKED_AFTER = "not-looked-after"
 NOT_PERMITTED = "permission-missing"
 STEP_FAILED = "step-failed"
 
@@ -47,14 +48,17 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
 
     ``lacking`` maps the id of a step to the permissions that it waits for, ``failed`` to how it failed.
     """
-    for judged in upcoming.judged:
-        if judged.object != ref:
-            continue
+    chain = [judged for judged in upcoming.judged if judged.object == ref]
+    for judged in chain:
         match judged.verdict:
             case Unseen(reason, message):
                 return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in Type)
             case Drift() as drift:
                 return _of_drift(judged.layer, drift, lacking, failed)
+    if ref.kind != "Host" and chain and all(isinstance(judged.verdict, Skipped) for judged in chain):
+        # Nobody looked: a container on a host in maintenance is not ready because nothing is said against it.
+        why = next((judged.verdict.why for judged in chain if isinstance(judged.verdict, Skipped)), "")
+        return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in Type)
     return (
         Condition(Type.READY, Status.TRUE, IN_SYNC, "everything is as the spec says"),
         Condition(Type.RECONCILING, Status.FALSE, IN_SYNC, ""),

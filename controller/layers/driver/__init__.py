@@ -13,12 +13,13 @@ from controller.facts.words import FleetFacts, HostFacts, Known, Later
 from controller.layers.access.facts import AccessFacts
 from controller.layers.binding.facts import BindingFacts, User
 from controller.layers.devices.facts import Guest, GuestFacts
-from controller.layers.driver.facts import DriverFacts, Installed, Runfile, parse
+from controller.layers.driver.facts import DriverFacts, Installed, parse
 from controller.layers.driver.reasons import Reason
 from controller.layers.gpu_health.facts import Gpu, GpuFacts, Module
 from controller.layers.kernel.facts import KernelFacts
 from controller.layers.power.facts import PowerFacts
 from controller.layers.shared import jobs
+from controller.layers.shared.driver_fetch import fetch
 from controller.layers.shared.driver_wanted import Want, is_loaded, missing, obstacle, wanted
 from controller.layers.shared.lxc_devices import passed
 from controller.layers.shared.pve_conf import parse as parse_conf
@@ -28,7 +29,6 @@ from controller.spec.ref import Ref
 
 NAME = "host.driver"
 _PACKAGE = "controller.layers.driver"
-_ARCH = {"x86_64": "Linux-x86_64", "aarch64": "Linux-aarch64"}
 _MAJOR = 195  # of nvidia and nvidiactl: nv-chardev-numbers.h
 
 
@@ -112,36 +112,13 @@ def _install(
     if wish.source is DriverSource.RUNFILE:
         runfile = driver.runfile(want.version, wish.sha256)
         if runfile is None:
-            step = _fetch(host, wish, view.fact(host.name, "host.access", AccessFacts).arch)
+            arch = view.fact(host.name, "host.access", AccessFacts).arch
+            step = fetch(host, wish, arch, Reason.NOT_INSTALLED)
         else:
             step = _install_driver(view, host, want, "runfile", runfile.name, runfile.sha256, kernel, gpus)
     else:
         step = _install_driver(view, host, want, "apt", "", "", kernel, gpus)
     return jobs.drift(view, Reason.NOT_INSTALLED, message, step)
-
-
-def _fetch(host: Host, wish: Driver, arch: str) -> Step:
-    """Into our own directory; it takes nothing from anybody."""
-    platform = _ARCH.get(arch, f"Linux-{arch}")
-    name = f"NVIDIA-{platform}-{wish.version}.run"
-    url = wish.url or f"https://us.download.nvidia.com/XFree86/{platform}/{wish.version}/{name}"
-
-    def after(facts: DriverFacts) -> DriverFacts:
-        return dataclasses.replace(facts, runfiles=(*facts.runfiles, Runfile(name, wish.sha256 or "")))
-
-    return Step(
-        action="fetch-driver",
-        object=Ref("Host", host.name),
-        layer=NAME,
-        reason=Reason.NOT_INSTALLED,
-        summary=f"fetch the installer of driver {wish.version} to {host.name}",
-        hosts=(host.name,),
-        script=script(_PACKAGE, "fetch.sh"),
-        args=(name, url, wish.sha256 or ""),
-        timeout=6 * 3600.0,
-        job="driver-fetch",
-        effect=_effect(host.name, after),
-    )
 
 
 def _install_driver(

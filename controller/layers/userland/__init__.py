@@ -8,12 +8,14 @@ from controller.core.package import text
 from controller.core.view import View
 from controller.core.words import Block, Disruption, Drift, InSync, Layer, NotKnown, Skipped, Step, Verdict
 from controller.facts.words import FleetFacts, Known, Later
+from controller.layers.access.facts import AccessFacts
 from controller.layers.devices.facts import GuestFacts
 from controller.layers.driver.facts import DriverFacts
 from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.power.facts import PowerFacts
 from controller.layers.shared import guest_script, jobs
 from controller.layers.shared.assignment import Assigned, assign
+from controller.layers.shared.driver_fetch import fetch
 from controller.layers.userland.facts import Userland, UserlandFacts, parse
 from controller.layers.userland.reasons import Reason
 from controller.spec.model import Container, Driver, DriverSource, Host, Lifecycle
@@ -63,8 +65,15 @@ def _other(view: View, host: Host, wish: Driver, container: Container, here: Use
     block = _problem(view, host, wish, container, here, version, message)
     if block is not None:
         return Drift(reason, message, block)
+    if wish.source is DriverSource.RUNFILE and not _has_installer(view, host, version):
+        arch = view.fact(host.name, "host.access", AccessFacts).arch
+        return jobs.drift(view, reason, message, fetch(host, wish, arch, reason))
     step = _install(view, host, wish, container, version, reason)
     return jobs.drift(view, reason, message, step)
+
+
+def _has_installer(view: View, host: Host, version: str) -> bool:
+    return view.fact(host.name, "host.driver", DriverFacts).runfile(version, None) is not None
 
 
 def _problem(
@@ -80,7 +89,7 @@ def _problem(
             f"packages brought NVIDIA's libraries into {container.name}: {', '.join(here.packages)}",
             f"remove them inside (`pct exec {container.id} -- apt-get purge ...`), or write `source: apt` for the host",
         )
-    if view.fact(host.name, "host.driver", DriverFacts).runfile(version, None) is None:
+    if version != wish.version and not _has_installer(view, host, version):
         return Block(
             Reason.NO_INSTALLER,
             f"{host.name} has no installer of driver {version} to install from in {container.name}",

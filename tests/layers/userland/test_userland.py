@@ -25,9 +25,9 @@ CARDS = ((uuid(FIRST), FIRST), (uuid(SECOND), SECOND))
 RIGHT = Userland(129, (VERSION,), True, (), CARDS)
 
 
-def host(source: str = "runfile") -> Host:
+def host(source: str = "runfile", version: str = VERSION) -> Host:
     gpus = [gpu.model_dump(mode="json") for gpu in host_of().gpus]
-    return host_of(nvidia={"driver": {"version": VERSION, "source": source}, "gpus": gpus})
+    return host_of(nvidia={"driver": {"version": version, "source": source}, "gpus": gpus})
 
 
 def judged(
@@ -117,11 +117,22 @@ def test_libraries_are_installed_with_the_permission_of_the_container_and_its_se
     assert judged(*after.value.containers) == InSync()
 
 
+def test_the_installer_is_fetched_where_the_host_had_its_driver_before_us() -> None:
+    step = drift_of(judged(Userland(129), runfiles=()), "no-library")
+    assert isinstance(step, Step)
+    assert (step.action, step.layer, str(step.object)) == ("fetch-driver", "host.driver", "Host/kpro5")
+    before = {"kpro5": HostFacts("kpro5", {"host.driver": Known(DriverFacts())})}
+    after = step.effect(before)["kpro5"].section("host.driver")
+    assert isinstance(after, Known)
+    assert isinstance(after.value, DriverFacts)
+    assert after.value.runfile(VERSION, None) is not None
+
+
 @pytest.mark.parametrize(
     ("inside", "spec", "runfiles", "why"),
     [
         (Userland(129, ("570.86.15",), True, ("libnvidia-compute-570",)), host(), (RUNFILE,), "from-packages"),
-        (Userland(129), host(), (), "no-installer"),
+        (Userland(129), host(version="570.86.15"), (), "no-installer"),
         (Userland(129), host("preinstalled"), (RUNFILE,), "preinstalled"),
         (
             dataclasses.replace(RIGHT, cards=None, failure=Unknown("nvidia-smi-failed", "Unknown Error")),
