@@ -17,6 +17,7 @@ from controller.layers.driver.facts import DriverFacts, Installed, parse
 from controller.layers.driver.reasons import Reason
 from controller.layers.gpu_health.facts import Gpu, GpuFacts, Module
 from controller.layers.kernel.facts import KernelFacts
+from controller.layers.placement.facts import PlacementFacts
 from controller.layers.power.facts import PowerFacts
 from controller.layers.shared import jobs
 from controller.layers.shared.driver_fetch import fetch
@@ -250,7 +251,7 @@ def _load_driver(
     later = Later(f"load-driver-{host.name}")
 
     def effect(facts: FleetFacts) -> FleetFacts:
-        return {**facts, host.name: _loaded(facts[host.name], host, want, later)}
+        return {**facts, host.name: _without(_loaded(facts[host.name], host, want, later), stopped)}
 
     return Step(
         action="load-driver",
@@ -350,6 +351,24 @@ def _loaded(facts: HostFacts, host: Host, want: Want, later: Later) -> HostFacts
         facts = facts.with_section("host.gpu-health", after)
     if isinstance(before, Known) and isinstance(before.value, DriverFacts):
         facts = facts.with_section(NAME, dataclasses.replace(before.value, loaded=("nvidia", "nvidia_uvm")))
+    return facts
+
+
+def _without(facts: HostFacts, stopped: Sequence[Container]) -> HostFacts:
+    """The host after these containers were stopped; container.power starts them again."""
+    ids = {container.id for container in stopped}
+    power, placement, binding = (
+        facts.section(name) for name in ("container.power", "container.placement", "host.gpu-binding")
+    )
+    if isinstance(power, Known) and isinstance(power.value, PowerFacts):
+        running = tuple(each for each in power.value.running if each.id not in ids)
+        facts = facts.with_section("container.power", dataclasses.replace(power.value, running=running))
+    if isinstance(placement, Known) and isinstance(placement.value, PlacementFacts):
+        there = placement.value.running - {("lxc", vmid) for vmid in ids}
+        facts = facts.with_section("container.placement", dataclasses.replace(placement.value, running=there))
+    if isinstance(binding, Known) and isinstance(binding.value, BindingFacts):
+        users = tuple(user for user in binding.value.users if _container_of(user) not in ids)
+        facts = facts.with_section("host.gpu-binding", dataclasses.replace(binding.value, users=users))
     return facts
 
 

@@ -1,0 +1,69 @@
+"""What a plan foretells is what a run then does, step by step, from states in the midst of the story and past it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from controller.core.plan import plan
+from controller.layers.order import ORDER
+from controller.layers.shared import pve_physics
+from controller.layers.shared.truth import Fleet, Host
+from controller.run.once import Result
+from controller.world.sim import file as simfile
+from tests.scenarios import story
+from tests.scenarios.test_story_cut_off import specs
+from tests.sim.controllers import Controller
+
+
+@functools.cache
+def _told() -> Fleet:
+    made = simfile.load(story.sim_file(), "story.sim.yaml")
+    Controller(made, wanted=specs()).once()
+    return made
+
+
+def modules_gone(fleet: Fleet, host: Host) -> None:
+    """As after a kernel's modules were cleared away: what is loaded runs on."""
+    for there in host.modules.values():
+        for module in [name for name in there if name.startswith("nvidia")]:
+            del there[module]
+
+
+def older_driver(fleet: Fleet, host: Host) -> None:
+    """As before an upgrade: another version is loaded, used by the container, and installed."""
+    for module in host.loaded:
+        if module.startswith("nvidia"):
+            host.loaded[module].version = story.OLD
+    modules_gone(fleet, host)
+
+
+def stopped_by_a_person(fleet: Fleet, host: Host) -> None:
+    pve_physics.pct_stop(fleet, host, 129)
+
+
+@pytest.mark.parametrize(
+    ("happened", "actions"),
+    [
+        (modules_gone, ["install-driver"]),
+        (older_driver, ["install-driver", "load-driver", "start"]),
+        (stopped_by_a_person, ["start"]),
+    ],
+)
+def test_a_plan_is_what_is_done(happened: Callable[[Fleet, Host], None], actions: list[str]) -> None:
+    fleet = copy.deepcopy(_told())
+    kpro5 = fleet.hosts["kpro5"]
+    happened(fleet, kpro5)
+    fleet.touch(kpro5)
+    controller = Controller(fleet, wanted=specs())
+    controller.look()
+    foretold = [planned.step for planned in plan(ORDER, specs(), controller.eyes.facts).steps]
+    report = controller.once()
+    assert [ended.step.action for ended in report.ended] == actions
+    assert {ended.result for ended in report.ended} == {Result.WORKED}
+    sure = [step.action for step in foretold if not step.provisional or step.action in actions]
+    assert sure == actions
+    assert report.upcoming.in_sync
