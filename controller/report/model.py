@@ -18,6 +18,7 @@ from controller.facts.words import FleetFacts, Known
 from controller.layers.boot.next_boot import next_boot
 from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.kernel.facts import KernelFacts
+from controller.layers.power.facts import PowerFacts
 from controller.run.drain import Drain
 from controller.run.once import Ended, Report
 from controller.spec.model import GpuOwner, Lifecycle, Specs
@@ -383,7 +384,7 @@ def plan_report(
         blocked=len(blocked),
         unknown=len(unknown),
         deletes=_of_class(chosen, DELETING),
-        stops=_stops(chosen),
+        stops=_stops(chosen, _stand_still(specs, facts)),
         reboots=_of_class(chosen, frozenset({Permission.REBOOT_HOST})),
         leaves_alone=leaves_alone(specs, facts, refs),
     )
@@ -636,14 +637,34 @@ def _of_class(steps: Iterable[Step], classes: frozenset[Permission]) -> list[str
     return list(dict.fromkeys(str(d.object) for step in steps for d in step.disrupts if d.permission in classes))
 
 
-def _stops(steps: Iterable[Step]) -> list[StopRow]:
+def _stops(steps: Iterable[Step], standing: frozenset[str]) -> list[StopRow]:
     longest: dict[str, float] = {}
     for step in steps:
         for disruption in step.disrupts:
-            if disruption.permission in STOPPING:
-                name = str(disruption.object)
+            name = str(disruption.object)
+            if disruption.permission in STOPPING and name not in standing:
                 longest[name] = longest.get(name, 0.0) + step.timeout
     return [StopRow(object=name, at_most_seconds=seconds) for name, seconds in longest.items()]
+
+
+def _stand_still(specs: Specs, facts: FleetFacts) -> frozenset[str]:
+    """The containers, and the servers in them, that none of the hosts that tell runs: a step takes nothing from them.
+
+    Of one that a silent host may run no step is planned but to take it over, which rests on that host being dead.
+    """
+    seen = [host.section("container.power") for host in facts.values()]
+    told = [section.value for section in seen if isinstance(section, Known) and isinstance(section.value, PowerFacts)]
+    standing = {
+        str(container.ref)
+        for container in specs.containers.values()
+        if told and not any(power.of(container.id) or container.id in power.between for power in told)
+    }
+    servers = {
+        str(server.ref)
+        for server in specs.servers.values()
+        if server.container and f"Container/{server.container}" in standing
+    }
+    return frozenset(standing | servers)
 
 
 def leaves_alone(specs: Specs, facts: FleetFacts, refs: set[Ref]) -> list[str]:

@@ -137,10 +137,37 @@ def test_what_is_not_permitted_waits_and_says_how_to_permit_it(shell: Shell) -> 
     assert [row["action"] for row in rest.json("once")["performed"]] == ["restart"]
 
 
+def test_outside_its_maintenance_window_a_container_waits(shell: Shell) -> None:
+    spec = shell.place / "specs/ct129.yaml"
+    window = '{cron: "0 2 * * SUN", duration: 3h, timezone: Europe/Berlin}'
+    spec.write_text(spec.read_text().replace("  allow:", f"  windows: [{window}]\n  allow:"))
+    once = shell.run("--once")
+    assert once.code == 2
+    assert "maintenance window of Container/ct129 is closed" in " ".join(once.out.split())
+    waiting = shell.run("--once", "-o", "json").json("once")
+    assert waiting["performed"] == []
+    assert len(waiting["waiting_for_window"]) == 1
+    assert shell.run("--once", "--ignore-windows").code == 0
+
+
 @pytest.mark.parametrize("option", ["--dry-run", "--read-only"])
 def test_a_dry_run_is_a_plan(shell: Shell, option: str) -> None:
     assert shell.run("--once", option).out == shell.run("plan").out
     assert shell.run("status").code == 2
+
+
+def test_a_plan_stops_only_what_runs(shell: Shell) -> None:
+    assert [row["object"] for row in shell.run("plan", "-o", "json").json("plan")["summary"]["stops"]] == [
+        "Container/ct129"
+    ]
+    spec = shell.place / "specs/ct129.yaml"
+    running = spec.read_text()
+    spec.write_text(running.replace("state: running", "state: stopped"))
+    assert shell.run("--once").code == 0
+    spec.write_text(running)
+    planned = shell.run("plan", "-o", "json").json("plan")
+    assert [step["action"] for step in planned["steps"]] == ["start"]
+    assert planned["summary"]["stops"] == []
 
 
 def test_a_plan_names_the_scripts_when_asked(shell: Shell) -> None:
