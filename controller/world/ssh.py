@@ -371,9 +371,13 @@ def _authenticate(connection: paramiko.Transport, endpoint: Endpoint, deadline: 
                     raise _Passing(
                         Reason.CONNECTION_LOST, f"{endpoint.host} ({endpoint}) hangs up at login: {_text(error)}"
                     ) from error
+                if time.monotonic() >= deadline:
+                    raise Unreachable(
+                        Reason.TIMED_OUT, f"{endpoint.host} ({endpoint}) did not say in time whether it takes {label}"
+                    ) from error
                 refused.append(label)
-                if not connection.is_active() or time.monotonic() >= deadline:
-                    break
+                if not connection.is_active():
+                    break  # it has had enough of us
                 continue
             if not more:
                 return

@@ -10,7 +10,7 @@ import pytest
 
 from controller.world.keys import NotPinned
 from controller.world.port import Look
-from tests.world.servers import Proxy, agent, fingerprint, keygen
+from tests.world.servers import ROOT, Proxy, agent, fingerprint, keygen
 
 
 def failure(world, host="one"):
@@ -248,6 +248,17 @@ class TestOurKeys:
             subprocess.run(["ssh-add", "-q", certified], check=True)
             Path(f"{certified}-cert.pub").unlink()
             assert logs_in(worlds({"one": {"identity_file": None}}))
+
+    @pytest.mark.skipif(not ROOT, reason="needs root: sshd runs only what nobody else can change")
+    def test_a_host_that_does_not_say_in_time_has_not_refused(self, stopped_sshd, worlds):
+        stopped_sshd.mounts = ["printf '#!/bin/sh\\nexec sleep 4\\n' >/run/hangs; chmod 755 /run/hangs"]
+        stopped_sshd.options = [
+            "AuthorizedKeysFile none",
+            "AuthorizedKeysCommand /run/hangs",
+            "AuthorizedKeysCommandUser root",
+        ]
+        stopped_sshd.start()
+        assert failure(worlds(connect_timeout=2.0)).reason == "timed-out"
 
     def test_a_user_that_may_not_log_in(self, stopped_sshd, worlds):
         stopped_sshd.options = ["DenyUsers *"]
