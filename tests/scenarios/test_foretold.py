@@ -41,6 +41,12 @@ def older_driver(fleet: Fleet, host: Host) -> None:
     modules_gone(fleet, host)
 
 
+def other_libraries(fleet: Fleet, host: Host) -> None:
+    """As after a person installed another driver's programs, on the host and in the container: nvidia-smi fails."""
+    host.userspace = story.OLD
+    fleet.userlands["ceph-rbd:vm-129-disk-0"] = story.OLD
+
+
 def stopped_by_a_person(fleet: Fleet, host: Host) -> None:
     pve_physics.pct_stop(fleet, host, 129)
 
@@ -50,6 +56,7 @@ def stopped_by_a_person(fleet: Fleet, host: Host) -> None:
     [
         (modules_gone, ["install-driver"]),
         (older_driver, ["install-driver", "load-driver", "start"]),
+        (other_libraries, ["install-driver", "install-userland"]),
         (stopped_by_a_person, ["start"]),
     ],
 )

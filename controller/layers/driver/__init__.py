@@ -149,7 +149,7 @@ def _install_driver(
         disrupts=tuple(_disruptions(view, host, gpus, ())),
         timeout=3600.0,
         job="driver-install",
-        effect=_effect(host.name, after),
+        effect=lambda facts: _smi_answers(_effect(host.name, after)(facts), host.name, want),
     )
 
 
@@ -370,6 +370,15 @@ def _without(facts: HostFacts, stopped: Sequence[Container]) -> HostFacts:
         users = tuple(user for user in binding.value.users if _container_of(user) not in ids)
         facts = facts.with_section("host.gpu-binding", dataclasses.replace(binding.value, users=users))
     return facts
+
+
+def _smi_answers(facts: FleetFacts, host: str, want: Want) -> FleetFacts:
+    """nvidia-smi is there then; it has no trouble with a library of another version if this one's module is loaded."""
+    found = facts[host].section("host.gpu-health")
+    if not isinstance(found, Known) or not isinstance(found.value, GpuFacts) or not is_loaded(want, found.value):
+        return facts
+    cured = dataclasses.replace(found.value, smi_failure=None)
+    return {**facts, host: facts[host].with_section("host.gpu-health", cured)}
 
 
 def _effect(host: str, after: object) -> Effect:
