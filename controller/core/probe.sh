@@ -10,14 +10,15 @@ nl='
 run_dir=/run/reconcile
 entered=''
 
-# section NAME FUNCTION: runs the function, prints its output, stderr and exit code in the frame.
+# section NAME FUNCTION: runs the function, adds its output, stderr and exit code to the frame. All of it is printed at
+# once: each piece would be a packet of its own, to be waited for and unpacked by itself.
 section() {
 	out=$("$2" 2>"$scratch" </dev/null; rc=$?; printf .; exit "$rc")
 	rc=$?
 	out=${out%.}
 	err=
 	if [ -s "$scratch" ]; then err=$(head -c 4096 "$scratch"); fi
-	printf '%s section %s %d %d %d\n%s%s\n' "$nonce" "$1" "$rc" "${#out}" "${#err}" "$out" "$err"
+	frame="$frame$nonce section $1 $rc ${#out} ${#err}$nl$out$err$nl"
 }
 
 # files PATH...: the contents of files, each line after its path, after one line "size path" for each, so that
@@ -36,7 +37,7 @@ files() {
 
 # look NONCE MAX_AGE GUESTS: one whole answer. A nonce is TOKEN-RANDOM; the token is that of who asks.
 look() {
-	nonce=$1 max_age=$2 guests=$3
+	nonce=$1 max_age=$2 guests=$3 frame=''
 	printf '%s begin\n' "$nonce"
 	[ -d "$run_dir" ] || entered=''
 	if [ -n "$entered" ] || enter; then
@@ -45,9 +46,9 @@ look() {
 		sections
 		printf '' >"$at_work"
 	else
-		printf '%s stuck %s\n' "$nonce" "$stuck"
+		frame="$nonce stuck $stuck$nl"
 	fi
-	printf '%s end\n' "$nonce"
+	printf '%s%s end\n' "$frame" "$nonce"
 }
 
 # enter: makes ready for looks, and asks what cannot change while this shell lives (uid, kernel). False, with pid and
