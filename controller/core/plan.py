@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -81,11 +82,18 @@ def _apart(ready: Iterable[Step]) -> list[Step]:
 
 
 def _planned(steps: Sequence[Step]) -> list[Planned]:
-    """A step comes after the latest earlier step that shares a host or its object with it."""
+    """A step comes after the latest earlier step that shares a host or its object with it.
+
+    What comes after a provisional step of its own object is provisional as well.
+    """
+    provisional: set[Ref] = set()
     latest: dict[str | Ref, int] = {}
     planned: list[Planned] = []
     for index, step in enumerate(steps):
         shared = [latest[what] for what in (*step.hosts, step.object) if what in latest]
-        planned.append(Planned(step, (steps[max(shared)].id,) if shared else ()))
+        if step.provisional:
+            provisional.add(step.object)
+        shown = dataclasses.replace(step, provisional=step.object in provisional)
+        planned.append(Planned(shown, (steps[max(shared)].id,) if shared else ()))
         latest.update(dict.fromkeys((*step.hosts, step.object), index))
     return planned

@@ -74,3 +74,18 @@ def test_a_plan_is_what_is_done(happened: Callable[[Fleet, Host], None], actions
     sure = [step.action for step in foretold if not step.provisional or step.action in actions]
     assert sure == actions
     assert report.upcoming.in_sync
+
+
+def test_who_gets_which_card_is_provisional_while_a_config_of_no_spec_passes_some() -> None:
+    """The driver is not loaded yet: which card a hand-made container's /dev/nvidia1 will be, nobody knows."""
+    fleet = simfile.load(story.sim_file(), "story.sim.yaml")
+    text = "arch: amd64\nhostname: other\nrootfs: ceph-rbd:vm-130-disk-0,size=8G\ndev0: /dev/nvidia1\n"
+    assert pve_physics.write(fleet, fleet.hosts["kpro5"], "/etc/pve/nodes/kpro5/lxc/130.conf", text) == ""
+    controller = Controller(fleet, wanted=specs())
+    controller.look()
+    of_ct = [p.step for p in plan(ORDER, specs(), controller.eyes.facts).steps if p.step.object.kind == "Container"]
+    assert [step.action for step in of_ct[:2]] == ["take-over-container", "edit-config"]
+    assert all(step.provisional for step in of_ct)
+    report = controller.once()
+    assert {ended.step.object.kind for ended in report.ended} == {"Host"}
+    assert "passed to CT 130, which no spec wants here" in report.upcoming.blocked[0][1].message

@@ -24,7 +24,7 @@ from controller.layers.placement.facts import PlacementFacts, parse
 from controller.layers.placement.reasons import Reason
 from controller.layers.power.facts import PowerFacts
 from controller.layers.shared import guest_script
-from controller.layers.shared.assignment import Unassigned, assign
+from controller.layers.shared.assignment import Unassigned, assign, is_known_later
 from controller.layers.shared.pve_conf import PctConf
 from controller.layers.shared.pve_conf import parse as parse_conf
 from controller.layers.shared.volumes import Volume, binds, volumes
@@ -209,6 +209,7 @@ def _move(view: View, container: Container, cluster: Cluster, source: Host) -> D
         args=(str(container.id), container.host, guest.sha256, since),
         disrupts=_disrupts(view, container, Permission.MOVE_CONTAINER),
         timeout=MOVE_TIMEOUT,
+        provisional=_cards_known_later(view, container),
         effect=_effect(container, guest, source.name),
     )
     return Drift(Reason.NOT_ON_HOST, _lies(container, source.name), step)
@@ -275,6 +276,7 @@ def _take_over(view: View, container: Container, cluster: Cluster, source: Host)
         script=dataclasses.replace(TAKE_OVER, text=_RBD + TAKE_OVER.text),
         args=(str(container.id), source.name, guest.sha256, *images),
         disrupts=_disrupts(view, container, Permission.TAKE_OVER_CONTAINER),
+        provisional=_cards_known_later(view, container),
         effect=_effect(container, guest, source.name),
     )
     return Drift(Reason.NOT_ON_HOST, _lies(container, source.name), step)
@@ -390,6 +392,15 @@ def _target_problems(view: View, container: Container) -> Iterator[Block]:
     assignment = assign(view.specs, host, gpus, guests)[container.name]
     if isinstance(assignment, Unassigned):
         yield Block(Reason(assignment.reason.value), assignment.message, assignment.needs)
+
+
+def _cards_known_later(view: View, container: Container) -> bool:
+    """Whether a plan cannot tell for sure that the target has cards for it."""
+    if container.gpus is None:
+        return False
+    gpus = view.fact(container.host, "host.gpu-health", GpuFacts)
+    guests = view.fact(container.host, "container.devices", GuestFacts)
+    return is_known_later(view.specs, view.host(container.host), gpus, guests)
 
 
 def _disrupts(view: View, container: Container, permission: Permission) -> tuple[Disruption, ...]:

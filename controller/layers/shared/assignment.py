@@ -57,6 +57,14 @@ def assign(specs: Specs, host: Host, gpus: GpuFacts, guests: GuestFacts) -> dict
     return _Assigning(specs, host, gpus, guests).all()
 
 
+def is_known_later(specs: Specs, host: Host, gpus: GpuFacts, guests: GuestFacts) -> bool:
+    """Whether an assignment may come out otherwise once minors are known: a config that no spec wants passes some."""
+    if not any(isinstance(gpu.minor, Later) for gpu in gpus.gpus):
+        return False
+    wanted = {container.id for container in specs.containers.values() if container.host == host.name}
+    return any(passed(parse(guest.text).main).cards for guest in guests.here("lxc") if guest.id not in wanted)
+
+
 def memory_of(gpus: GpuFacts, pci: str) -> int | None:
     """A card's memory in bytes, None when nobody knows.
 
