@@ -19,7 +19,7 @@ def seconds(what) -> float:
 
 
 def test_a_command_on_an_open_connection_takes_less_than_10_ms(sshd, worlds):
-    """Without TCP_NODELAY each is 48 ms (a delayed acknowledgement). The quickest of 20 tells on a busy machine, too."""
+    """Without TCP_NODELAY each is 48 ms (a delayed acknowledgement). The quickest of 20 tells on a busy machine too."""
     transport = worlds()._links["one"].connected()
     transport.run("true")
     assert min(seconds(lambda: transport.run("true")) for _ in range(20)) < 0.010
