@@ -68,9 +68,9 @@ class Ours:
     def end(self) -> None:
         """Nothing outlives the process."""
 
-    def record(self, count: int, answers: Path) -> None:
-        """Look once at so many hosts, so that their slow tools have been asked, and write down what the first said."""
-        self._process(count, 1, record=str(answers))
+    def record(self, answers: Path) -> None:
+        """Write down what a host says."""
+        self._process(1, 1, record=str(answers))
 
     def _process(self, count: int, passes: int, idle: int = 0, record: str = "") -> tuple[Took, dict[str, Any]]:
         state = Path(tempfile.mkdtemp(dir=self._folder))
@@ -99,7 +99,7 @@ class Ansible:
         self.name = f"ansible {module}" + (" (curve25519)" if ssh_options else "")
         self._meter = meter
         self._folder = Path(tempfile.mkdtemp(dir=folder))
-        self._sockets = _Sockets()
+        self._sockets = _Sockets(folder)
         inventory = "".join(
             f"h{n} ansible_host={address(n)} ansible_port={hosts.sshd.port} ansible_user=root "
             f"ansible_ssh_private_key_file={hosts.sshd.identity}\n"
@@ -178,7 +178,7 @@ class OpenSsh:
         self.name = "OpenSSH ControlMaster"
         self._hosts, self._meter, self._command = hosts, meter, command
         self._folder = Path(tempfile.mkdtemp(dir=folder))
-        self._sockets = _Sockets()
+        self._sockets = _Sockets(folder)
 
     def cold(self, count: int) -> Took:
         """Connect to each host and run the command."""
@@ -224,15 +224,16 @@ class OpenSsh:
 class _Sockets:
     """A short folder for control sockets (their paths have 108 bytes at most), another one after each end."""
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="cm-", dir="/tmp"))
+    def __init__(self, folder: Path) -> None:
+        self._within = folder
+        self.folder = Path(tempfile.mkdtemp(prefix="cm-", dir=folder))
 
     def end(self) -> None:
         sockets = "\n".join(str(path) for path in self.folder.iterdir())
         leave = ["xargs", "-r", "-P", "8", "-I{}", "ssh", "-F", "none", "-O", "exit", "-S", "{}", "x"]
         subprocess.run(leave, input=sockets, text=True, capture_output=True, check=True)
         shutil.rmtree(self.folder)
-        self.folder = Path(tempfile.mkdtemp(prefix="cm-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="cm-", dir=self._within))
 
 
 def _environment(home: Path) -> dict[str, str]:
