@@ -26,7 +26,7 @@ from controller.world.shell import Counts, ProbeShell
 from controller.world.ssh import CONNECT_TIMEOUT, Connector
 from controller.world.transport import HostError, Reason, Transport
 
-LOOK_TIMEOUT = 20.0  # seconds from asking to the whole answer
+LOOK_TIMEOUT = 45.0  # seconds from asking to the whole answer; several tools may hang in it, each up to its own limit
 LEASE = 60  # seconds that the right to start steps on a host is kept after a step
 _OPEN_TIMEOUT = 10.0  # seconds for starting a shell on a connection
 _LOGINS_AT_ONCE = 128  # 50 are as quick, but hosts that do not answer must not keep the others waiting

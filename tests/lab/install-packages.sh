@@ -4,6 +4,8 @@ set -eu
 
 main() {
     set -- lxc mmdebstrap fuse3 libfuse2 uidmap nftables iproute2 openssh-client
+    # The tests of the SSH world start an sshd of their own, and log in to these.
+    set -- "$@" openssh-server sudo fish tcsh busybox
     missing=
     for package in "$@"; do
         if [ "$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
