@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Callable
 
 import pytest
 
 from controller.core.plan import plan
 from controller.layers.order import ORDER
-from controller.layers.shared import pve_physics
+from controller.layers.shared import kernel_physics, pve_physics
 from controller.layers.shared.truth import Fleet, Host
 from controller.run.once import Result
+from controller.spec.load import load
 from controller.world.sim import file as simfile
 from tests.scenarios import story
 from tests.scenarios.test_story_cut_off import specs
@@ -89,3 +91,21 @@ def test_who_gets_which_card_is_provisional_while_a_config_of_no_spec_passes_som
     report = controller.once()
     assert {ended.step.object.kind for ended in report.ended} == {"Host"}
     assert "passed to CT 130, which no spec wants here" in report.upcoming.blocked[0][1].message
+
+
+def test_a_card_that_is_bound_anew_may_be_one_that_a_container_has_still() -> None:
+    """ct129 is to have one card from now on; the other is off its driver, and gets its minor in the course of it."""
+    fleet = copy.deepcopy(_told())
+    kpro5 = fleet.hosts["kpro5"]
+    kernel_physics.unbind(fleet, kpro5, "0000:ce:00.0")
+    documents = story.documents()
+    for document in documents:
+        if document["kind"] == "Container":
+            document["gpus"] = ["4f:00.0"]
+    wanted = load({"story.yaml": "\n---\n".join(map(json.dumps, documents)).encode()})
+    controller = Controller(fleet, wanted=wanted)
+    controller.look()
+    foretold = [p.step for p in plan(ORDER, wanted, controller.eyes.facts).steps if p.step.object.kind == "Container"]
+    done = [ended.step for ended in controller.once().ended if ended.step.object.kind == "Container"]
+    assert [step.action for step in foretold] == [step.action for step in done] == ["edit-config", "restart"]
+    assert foretold[1].provisional

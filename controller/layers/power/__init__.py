@@ -138,6 +138,11 @@ def _rule_differences(conf: PctConf, rules: Sequence[Rule], gpus: GpuFacts) -> l
             found.append((Reason.DEVICES_CHANGED, f"it was started without the right to open /dev/{node}"))
         elif may and not shall:
             found.append((Reason.DEVICES_CHANGED, f"it was started with the right to open /dev/{node}"))
+    if any(isinstance(gpu.minor, Later) for gpu in gpus.gpus):  # in a plan: it may get any that is free
+        free = set(range(len(gpus.functions))) - {gpu.minor for gpu in gpus.gpus}
+        lost = [(NVIDIA_MAJOR, minor) for minor in sorted(free)]
+        if any(allowed(rules, card, resolve) and not allowed(now, card, resolve) for card in lost):
+            found.append((Reason.DEVICES_CHANGED, "it was started with the right to open a card that is bound anew"))
     others = any(function.is_gpu and gpus.gpu(function.pci) is None for function in gpus.functions)
     any_card = (NVIDIA_MAJOR, SPARE_MINOR)
     if others and allowed(rules, any_card, resolve) and not allowed(now, any_card, resolve):
@@ -320,7 +325,7 @@ def _step(
             *(Disruption(Ref("ModelServer", name), Permission.RESTART_SERVER) for name in servers),
         ),
         timeout=TIMEOUT,
-        provisional=isinstance(guest.edited, Later),
+        provisional=isinstance(guest.edited, Later) or _is_known_later(view, host),
         independent=action == "stop",
     )
 
@@ -330,6 +335,13 @@ def _step(
         return _with(facts, host, container.id, started)
 
     return dataclasses.replace(step, effect=effect)
+
+
+def _is_known_later(view: View, host: str) -> bool:
+    """Whether a card of the host gets its minor in the course of a plan."""
+    found = view.facts[host].section("host.gpu-health")
+    gpus = found.value.gpus if isinstance(found, Known) and isinstance(found.value, GpuFacts) else ()
+    return any(isinstance(gpu.minor, Later) for gpu in gpus)
 
 
 def _predicted(vmid: int, guest: Guest, conf: PctConf, section: Callable[[str], object], later: Later) -> Running:
