@@ -3,9 +3,9 @@
 set -eu
 
 main() {
-    set -- lxc mmdebstrap fuse3 libfuse2 uidmap nftables iproute2 openssh-client
+    set -- lxc mmdebstrap fuse3 libfuse2 uidmap nftables iproute2 openssh-client shellcheck
     # The tests of the SSH world start an sshd of their own, and log in to these.
-    set -- "$@" openssh-server sudo fish tcsh busybox
+    set -- "$@" openssh-server sudo fish tcsh zsh busybox
     missing=
     for package in "$@"; do
         if [ "$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
