@@ -109,3 +109,21 @@ def test_a_card_that_is_bound_anew_may_be_one_that_a_container_has_still() -> No
     done = [ended.step for ended in controller.once().ended if ended.step.object.kind == "Container"]
     assert [step.action for step in foretold] == [step.action for step in done] == ["edit-config", "restart"]
     assert foretold[1].provisional
+
+
+def test_a_restart_that_is_still_due_is_foretold_though_majors_are_known_later() -> None:
+    """ct129's config was edited and it was not restarted; now nvidia-uvm has to be loaded again as well."""
+    fleet = copy.deepcopy(_told())
+    documents = story.documents()
+    container = next(document for document in documents if document["kind"] == "Container")
+    container["gpus"] = ["4f:00.0"]
+    allowed = container["policy"]["allow"]
+    for container["policy"]["allow"] in (["edit-container-config"], allowed):
+        wanted = load({"story.yaml": "\n---\n".join(map(json.dumps, documents)).encode()})
+        controller = Controller(fleet, wanted=wanted)
+        controller.look()
+        foretold = [planned.step.action for planned in plan(ORDER, wanted, controller.eyes.facts).steps]
+        report = controller.once()
+        kernel_physics.unload_module(fleet, fleet.hosts["kpro5"], "nvidia-uvm")
+    assert foretold == ["make-nodes", "edit-config", "restart"]
+    assert [ended.step.action for ended in report.ended] == ["make-nodes", "restart"]

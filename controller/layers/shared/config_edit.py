@@ -53,7 +53,9 @@ def edited(facts: FleetFacts, container: Container, guest: Guest, started_with: 
     power = host.section("container.power")
     if isinstance(power, Known) and isinstance(power.value, PowerFacts):
         running = tuple(
-            dataclasses.replace(r, edited=started_with) if r.id == container.id and r.edited is None else r
+            dataclasses.replace(r, edited=started_with)
+            if r.id == container.id and (r.edited is None or isinstance(started_with, Later))
+            else r
             for r in power.value.running
         )
         host = host.with_section("container.power", dataclasses.replace(power.value, running=running))
