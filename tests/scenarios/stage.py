@@ -57,7 +57,7 @@ class Stage(ABC):
         options = ["--specs", str(self.specs), "--state", str(self.place / state), "--fleet", self.fleet]
         return [sys.executable, "-m", "controller", *args, *options]
 
-    def reconcile(self, *args: str, state: str = "state", timeout: float = 120) -> Ran:
+    def reconcile(self, *args: str, state: str = "state", timeout: float = 300) -> Ran:
         """Run the command, and wait for its end."""
         done = subprocess.run(
             self.command(*args, state=state),

@@ -100,7 +100,7 @@ TAKING: dict[str, tuple[str, Callable[[LabStage], bool]]] = {
 
 
 def wait_for(stage: LabStage, moment: Callable[[LabStage], bool], process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 90
+    until = time.monotonic() + 240
     while not moment(stage):
         assert time.monotonic() < until, "the moment never came"
         if process.poll() is not None:

@@ -93,13 +93,13 @@ def test_an_edit_between_look_and_step_survives(lab_stage: LabStage) -> None:
         process = subprocess.Popen(
             lab_stage.command("--once", "-o", "json"), stdout=subprocess.PIPE, text=True, env=lab_stage.env()
         )
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         generation = lab.path("kpro5", "/var/lib/reconcile/generation")
         while not generation.exists():
             assert time.monotonic() < until
             time.sleep(0.01)
         lab_stage.write_conf(129, changed.encode())
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
     assert json.loads(out)["performed"][0]["result"] == "stale"
     assert "memory: 5120" in lab_stage.conf(129).decode()
