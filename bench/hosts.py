@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -116,6 +117,12 @@ class Hosts:
         self.look_script = folder / "look.sh"
         self.look_script.write_text(probe.script(fragments()) + line)
         self.look_script.chmod(0o755)
+
+    def ask_slow_tools(self) -> None:
+        """Look at each host once, so that what its slow tools say is known there."""
+        look = self.look_script.read_text()
+        for number in range(NUMBER):
+            subprocess.run(self.shell(number), input=look, text=True, stdout=subprocess.DEVNULL, check=True)
 
     def shell(self, number: int) -> list[str]:
         """Return the command that starts a shell on a host without SSH."""
