@@ -241,13 +241,15 @@ def _environment(home: Path) -> dict[str, str]:
     return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "LC_ALL": "C.UTF-8", "PYTHONPATH": str(HERE)}
 
 
-def all_of(hosts: Hosts, meter: Meter, folder: Path, answers: Path, text: Path) -> dict[str, list[Contender]]:
+def all_of(
+    hosts: Hosts, meter: Meter, folder: Path, answers: Path, answer: Path, text: Path
+) -> dict[str, list[Contender]]:
     """Return the contenders for each work.
 
     ``look``: the real probe, all of it. ``answer``: what the probe said, without the hosts' work to find it out (a
-    hundred hosts do that on a hundred machines); the other tools print the same text.
+    hundred hosts do that on a hundred machines); the other tools print the same text. ``text``: a file of 4 KB.
     """
-    look, cat = hosts.look_command, f"cat {text}"
+    look, print_answer, print_text = hosts.look_command, f"cat {answer}", f"cat {text}"
     return {
         "look": [
             Ours(hosts, meter, folder, "look"),
@@ -259,8 +261,14 @@ def all_of(hosts: Hosts, meter: Meter, folder: Path, answers: Path, text: Path) 
         ],
         "answer": [
             Ours(hosts, meter, folder, str(answers)),
-            Ansible(hosts, meter, folder, "raw", cat),
-            Pyinfra(hosts, meter, folder, cat),
-            OpenSsh(hosts, meter, folder, cat),
+            Ansible(hosts, meter, folder, "raw", print_answer),
+            Pyinfra(hosts, meter, folder, print_answer),
+            OpenSsh(hosts, meter, folder, print_answer),
+        ],
+        "text": [
+            Ours(hosts, meter, folder, print_text),
+            Ansible(hosts, meter, folder, "raw", print_text),
+            Pyinfra(hosts, meter, folder, print_text),
+            OpenSsh(hosts, meter, folder, print_text),
         ],
     }
