@@ -64,7 +64,8 @@ def main() -> None:
     layers = _layers(asked["work"])
     world = SshWorld(wanted, asked["state"], _Identity(), layers, user_config=None)
     eyes = Eyes(world, layers, wanted)
-    gc.collect()
+    if asked["idle"]:
+        gc.collect()
     empty = _resident()
     passes = []
     for _ in range(asked["passes"]):

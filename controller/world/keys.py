@@ -70,7 +70,7 @@ class KnownHosts:
 
     def __init__(self, state: str | os.PathLike[str]) -> None:
         self.path = os.path.join(os.fspath(state), "known_hosts")
-        self._read: dict[str, tuple[tuple[int, int, int], tuple[_Line, ...]]] = {}
+        self._read: dict[str, tuple[tuple[int, int, int], _File]] = {}
         self._lock = threading.Lock()
 
     def types(self, endpoint: Endpoint) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class KnownHosts:
     def judge(self, endpoint: Endpoint, key: HostKey) -> Shown:
         """Compare the key that a server showed with what is known of it."""
         for path in (self.path, *endpoint.known_hosts):
-            if any(line.marker == "@revoked" and line.key == key for line in self._lines(path)):
+            if key in self._file(path).revoked:
                 return Shown(endpoint, key, (f"{key}{_REVOKED}",), path, trusted=False)
         if endpoint.fingerprint:
             right = hmac.compare_digest(endpoint.fingerprint, key.fingerprint)
@@ -135,32 +135,54 @@ class KnownHosts:
             if now.changed and not replace:
                 raise NotPinned(f"{now.where} says {', '.join(now.known)}; --replace pins the new one instead")
             name = now.endpoint.known_as
-            lines = self._lines(self.path)
+            lines = self._file(self.path).lines
             kept = [line.text for line in lines if line.marker or line.key is None or not line.means(name)]
             kept.append(f"{name} {now.key.type} {base64.b64encode(now.key.blob).decode()}")
             _write(self.path, "".join(f"{line}\n" for line in kept))
 
     def _known(self, endpoint: Endpoint) -> tuple[tuple[HostKey, ...], str]:
         for path in (self.path, *endpoint.known_hosts):
-            lines = [line for line in self._lines(path) if not line.marker and line.means(endpoint.known_as)]
-            if keys := tuple(line.key for line in lines if line.key is not None):
+            if keys := self._file(path).keys(endpoint.known_as):
                 return keys, path
         return (), self.path
 
-    def _lines(self, path: str) -> tuple[_Line, ...]:
-        """Return the lines of a file, read again only when it is another one than last time."""
+    def _file(self, path: str) -> _File:
+        """Return what is in a file, read again only when it is another one than last time."""
         with self._lock:
             try:
                 stat = os.stat(path)
                 version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 if path not in self._read or self._read[path][0] != version:
                     with open(path, encoding="utf-8", errors="surrogateescape") as file:
-                        self._read[path] = (version, tuple(_lines(file.read().splitlines())))
+                        self._read[path] = (version, _File(tuple(_lines(file.read().splitlines()))))
             except FileNotFoundError:
-                return ()
+                return _File(())
             except OSError as error:
                 raise Unreachable(Reason.CONFIG, f"cannot read the host keys in {path}: {error.strerror}") from error
             return self._read[path][1]
+
+
+class _File:
+    """The lines of a known_hosts file. Plain names are found without a walk through all lines: fleets are large."""
+
+    def __init__(self, lines: tuple[_Line, ...]) -> None:
+        self.lines = lines
+        self.revoked = frozenset(line.key for line in lines if line.marker == "@revoked")
+        self._plain: dict[str, list[_Line]] = {}
+        self._others: list[_Line] = []
+        for line in lines:
+            if line.marker or line.key is None:
+                continue
+            if set(line.names) & set("*?!|"):
+                self._others.append(line)
+            else:
+                for name in line.names.lower().split(","):
+                    self._plain.setdefault(name, []).append(line)
+
+    def keys(self, name: str) -> tuple[HostKey, ...]:
+        """Return the keys of a server."""
+        found = [*self._plain.get(name.lower(), ()), *(line for line in self._others if line.means(name))]
+        return tuple(line.key for line in found if line.key is not None)
 
 
 @dataclass(frozen=True, slots=True)
