@@ -96,8 +96,8 @@ class LocalStream:
         return self._err.take()
 
     def ended(self) -> bool:
-        """Tell whether its output has ended and was all received."""
-        return self._out.ended()
+        """Tell whether its output has ended and was all received; of its errors, whether all can be received."""
+        return self._out.ended() and self._err.over()
 
     def exit_code(self, timeout: float) -> int | None:
         """Return its exit code."""
@@ -134,6 +134,10 @@ class _Output:
     def ended(self) -> bool:
         with self._changed:
             return self._over and not self._data
+
+    def over(self) -> bool:
+        with self._changed:
+            return self._over
 
     def drop(self) -> None:
         with self._changed:

@@ -34,6 +34,11 @@ def test_output_errors_and_exit_code(transport):
     assert transport.run("echo out; echo err >&2; exit 3") == Exit(3, b"out\n", b"err\n")
 
 
+def test_errors_that_come_after_the_output_has_ended(transport):
+    done = transport.run("exec >&-; (sleep 0.3; echo late >&2) & exit 3")
+    assert done == Exit(3, b"", b"late\n")
+
+
 def test_standard_input(transport):
     assert transport.run("cat", b"a\0b\xff\n") == Exit(0, b"a\0b\xff\n", b"")
     assert transport.run("cat") == Exit(0, b"", b"")
