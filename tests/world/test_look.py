@@ -285,9 +285,23 @@ def test_hosts_that_are_slow_or_silent_hold_up_no_other(sshd, worlds, tmp_path):
             for name in quick:
                 assert seen[name].failure is None
                 assert seen[name].at - began < 1.5
+        world.ask([Look("hangs"), Look("silent"), *map(Look, quick)])
+        first = heard(world, len(quick))
+        assert set(first) == set(quick)
+        world.ask([Look("quick0"), Look("hangs")])  # is asked already, and still once
+        assert set(heard(world, 1)) == {"quick0"}
+        assert {one.failure.reason for one in heard(world, 2).values()} <= {"timed-out", "probe-stuck"}
+        assert world.hear(0.0) == []
     finally:
         silent.close()
         os.close(os.open(fifo, os.O_WRONLY))
+
+
+def heard(world, count):
+    """So many hosts' answers."""
+    seen = {}
+    wait_for(lambda: seen.update((one.host, one) for one in world.hear(0.5)) or len(seen) >= count, 30)
+    return seen
 
 
 def test_nothing_listens(worlds, stopped_sshd):
@@ -386,7 +400,9 @@ class TestSudo:
 def test_other_specs_keep_the_connections_that_are_still_wanted(sshd, worlds):
     world = worlds({"one": {}, "two": {"address": "127.0.1.2"}})
     world.observe([Look("one"), Look("two")])
+    world.ask([Look("two")])
     world.use(worlds.specs({"one": {}, "three": {"address": "127.0.1.3"}}))
+    assert [one.failure.reason for one in world.hear(5.0)] == ["ssh-config"]  # whoever waits for it is told
     worlds.trust(world, "three")
     seen = world.observe([Look("one"), Look("three")])
     assert all(one.failure is None for one in seen.values())
