@@ -285,22 +285,21 @@ def test_hosts_that_are_slow_or_silent_hold_up_no_other(sshd, worlds, tmp_path):
             for name in quick:
                 assert seen[name].failure is None
                 assert seen[name].at - began < 1.5
+        began = time.monotonic()
         world.ask([Look("hangs"), Look("silent"), *map(Look, quick)])
-        first = heard(world, len(quick))
-        assert set(first) == set(quick)
-        world.ask([Look("quick0"), Look("hangs")])  # is asked already, and still once
-        assert set(heard(world, 1)) == {"quick0"}
-        assert {one.failure.reason for one in heard(world, 2).values()} <= {"timed-out", "probe-stuck"}
-        assert world.hear(0.0) == []
+        seen = heard(world, quick)
+        assert all(seen[name].failure is None and seen[name].at - began < 1.5 for name in quick)
+        world.ask([Look("quick0")])  # whatever the others are doing
+        assert heard(world, ["quick0"])["quick0"].failure is None
     finally:
         silent.close()
         os.close(os.open(fifo, os.O_WRONLY))
 
 
-def heard(world, count):
-    """So many hosts' answers."""
+def heard(world, hosts):
+    """The answers of these hosts, and of those that answer before."""
     seen = {}
-    wait_for(lambda: seen.update((one.host, one) for one in world.hear(0.5)) or len(seen) >= count, 30)
+    wait_for(lambda: seen.update((one.host, one) for one in world.hear(0.5)) or set(hosts) <= seen.keys(), 30)
     return seen
 
 
