@@ -20,7 +20,8 @@ from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.kernel.facts import KernelFacts
 from controller.layers.power.facts import PowerFacts
 from controller.run.drain import Drain
-from controller.run.once import Ended, Report
+from controller.run.ended import Ended
+from controller.run.once import Report
 from controller.spec.model import GpuOwner, Lifecycle, Specs
 from controller.spec.policy import Mode, Permission
 from controller.spec.ref import Ref

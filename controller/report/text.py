@@ -22,7 +22,7 @@ from controller.report.model import (
     UnknownRow,
     WhyReport,
 )
-from controller.run.once import Ended, Result
+from controller.run.ended import Ended, Result
 from controller.world.keys import Shown
 
 # Control characters, halves of characters, and what breaks a line or turns the direction of text.

@@ -11,8 +11,9 @@ from controller.core.view import View
 from controller.core.words import Disruption, Drift, InSync, Layer, Script, Step, Verdict, Wait
 from controller.facts.units import How, Job, Unit, UnitFacts
 from controller.facts.words import HostFacts, Observation, Section, Unknown
+from controller.run.ended import Ended, Result
 from controller.run.eyes import Eyes
-from controller.run.once import AGAIN, FRESH, TRIES, Ended, Pass, Report, Result
+from controller.run.once import AGAIN, FRESH, TRIES, Pass, Report
 from controller.spec.model import Container, Specs
 from controller.spec.policy import Permission, Policy, Window
 from controller.spec.ref import Ref
