@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.next_steps import Next
+from controller.core.next_steps import Judged, Next
 from controller.core.words import Block, Drift, Skipped, Step, Unseen, Wait
 from controller.spec.ref import Ref
 
@@ -41,6 +41,12 @@ IN_SYNC = "InSync"
 NOT_LOOKED_AFTER = "not-looked-after"
 NOT_PERMITTED = "permission-missing"
 STEP_FAILED = "step-failed"
+SPEC_ERRORS = "spec-errors"
+BREAKER_OPEN = "breaker-open"
+
+
+Stops = Mapping[str, tuple[str, str]]
+"""Why steps are not begun, by the step's id: a closed reason and a message."""
 
 
 def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapping[str, str]) -> tuple[Condition, ...]:
@@ -48,13 +54,16 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
 
     ``lacking`` maps the id of a step to the permissions that it waits for, ``failed`` to how it failed.
     """
-    chain = [judged for judged in upcoming.judged if judged.object == ref]
+    return of_all([ref], upcoming, lacking, failed)[ref]
+
+
+def _of_chain(ref: Ref, chain: Sequence[Judged], stops: Stops) -> tuple[Condition, ...]:
     for judged in chain:
         match judged.verdict:
             case Unseen(reason, message):
                 return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in Type)
             case Drift() as drift:
-                return _of_drift(judged.layer, drift, lacking, failed)
+                return _of_drift(judged.layer, drift, stops)
     if ref.kind != "Host" and chain and all(isinstance(judged.verdict, Skipped) for judged in chain):
         # Nobody looked: a container on a host in maintenance is not ready because nothing is said against it.
         why = next((judged.verdict.why for judged in chain if isinstance(judged.verdict, Skipped)), "")
@@ -66,9 +75,9 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
     )
 
 
-def _of_drift(layer: str, drift: Drift, lacking: Mapping[str, str], failed: Mapping[str, str]) -> tuple[Condition, ...]:
+def _of_drift(layer: str, drift: Drift, stops: Stops) -> tuple[Condition, ...]:
     ready = Condition(Type.READY, Status.FALSE, drift.reason, f"{layer}: {drift.message}")
-    stalled = _why_stalled(drift.remedy, lacking, failed)
+    stalled = _why_stalled(drift.remedy, stops)
     if stalled is not None:
         return (
             ready,
@@ -82,21 +91,28 @@ def _of_drift(layer: str, drift: Drift, lacking: Mapping[str, str], failed: Mapp
     )
 
 
-def _why_stalled(
-    remedy: Step | Block | Wait, lacking: Mapping[str, str], failed: Mapping[str, str]
-) -> tuple[str, str] | None:
+def _why_stalled(remedy: Step | Block | Wait, stops: Stops) -> tuple[str, str] | None:
     match remedy:
         case Block() as block:
             return block.reason, f"{block.message}; {block.needs}"
-        case Step() as step if step.id in failed:
-            return STEP_FAILED, failed[step.id]
-        case Step() as step if step.id in lacking:
-            return NOT_PERMITTED, f"waits for {lacking[step.id]}"
+        case Step() as step:
+            return stops.get(step.id)
     return None
 
 
 def of_all(
-    refs: Sequence[Ref], upcoming: Next, lacking: Mapping[str, str], failed: Mapping[str, str]
+    refs: Sequence[Ref],
+    upcoming: Next,
+    lacking: Mapping[str, str],
+    failed: Mapping[str, str],
+    stopped: Stops | None = None,
 ) -> dict[Ref, tuple[Condition, ...]]:
-    """The conditions of many objects."""
-    return {ref: of_object(ref, upcoming, lacking, failed) for ref in refs}
+    """The conditions of many objects; ``stopped`` are steps that are not begun for other reasons than these two."""
+    stops: dict[str, tuple[str, str]] = {step: (NOT_PERMITTED, f"waits for {what}") for step, what in lacking.items()}
+    stops.update({step: (STEP_FAILED, how) for step, how in failed.items()})
+    stops.update(stopped or {})
+    chains: dict[Ref, list[Judged]] = {ref: [] for ref in refs}
+    for judged in upcoming.judged:
+        if judged.object in chains:
+            chains[judged.object].append(judged)
+    return {ref: _of_chain(ref, chain, stops) for ref, chain in chains.items()}
