@@ -11,7 +11,7 @@ from controller.spec.model import Limits
 def batch(
     ready: Iterable[Step], limits: Limits, busy: frozenset[str] = frozenset(), at_work: Sequence[Step] = ()
 ) -> tuple[Step, ...]:
-    """The first steps, in order, that overlap neither with each other, nor with those ``at_work``, nor on ``busy`` hosts.
+    """The first steps, in order, that overlap neither with each other or those ``at_work``, nor on ``busy`` hosts.
 
     What is at work on a busy host counts as a step that disrupts: nobody can say that it does not.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.next_steps import Judged, Next
+from controller.core.suspension import SUSPENDED, Suspension
 from controller.core.words import Block, Drift, Skipped, Step, Unseen, Wait
 from controller.spec.ref import Ref
 
@@ -25,6 +26,11 @@ class Type(StrEnum):
     READY = "Ready"
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
+    SUSPENDED = "Suspended"
+
+
+LOOKED_AT = (Type.READY, Type.RECONCILING, Type.STALLED)
+"""What can be Unknown: it is told from facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ IN_SYNC = "InSync"
 NOT_LOOKED_AFTER = "not-looked-after"
 NOT_PERMITTED = "permission-missing"
 STEP_FAILED = "step-failed"
+NOT_SUSPENDED = "not-suspended"
 SPEC_ERRORS = "spec-errors"
 BREAKER_OPEN = "breaker-open"
 
@@ -61,13 +68,13 @@ def _of_chain(ref: Ref, chain: Sequence[Judged], stops: Stops) -> tuple[Conditio
     for judged in chain:
         match judged.verdict:
             case Unseen(reason, message):
-                return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in Type)
+                return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in LOOKED_AT)
             case Drift() as drift:
                 return _of_drift(judged.layer, drift, stops)
     if ref.kind != "Host" and chain and all(isinstance(judged.verdict, Skipped) for judged in chain):
         # Nobody looked: a container on a host in maintenance is not ready because nothing is said against it.
         why = next((judged.verdict.why for judged in chain if isinstance(judged.verdict, Skipped)), "")
-        return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in Type)
+        return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in LOOKED_AT)
     return (
         Condition(Type.READY, Status.TRUE, IN_SYNC, "everything is as the spec says"),
         Condition(Type.RECONCILING, Status.FALSE, IN_SYNC, ""),
@@ -82,7 +89,8 @@ def _of_drift(layer: str, drift: Drift, stops: Stops) -> tuple[Condition, ...]:
         return (
             ready,
             Condition(Type.RECONCILING, Status.FALSE, *stalled),
-            Condition(Type.STALLED, Status.TRUE, *stalled),
+            # What somebody has suspended is not stalled: it is as they want it.
+            Condition(Type.STALLED, Status.FALSE if stalled[0] == SUSPENDED else Status.TRUE, *stalled),
         )
     return (
         ready,
@@ -106,8 +114,12 @@ def of_all(
     lacking: Mapping[str, str],
     failed: Mapping[str, str],
     stopped: Stops | None = None,
+    suspensions: Mapping[Ref, Suspension] | None = None,
 ) -> dict[Ref, tuple[Condition, ...]]:
-    """The conditions of many objects; ``stopped`` are steps that are not begun for other reasons than these two."""
+    """The conditions of many objects; ``stopped`` are steps that are not begun for other reasons than these two.
+
+    A step that is held by one of ``suspensions`` is in ``stopped`` (``suspension.stopped``).
+    """
     stops: dict[str, tuple[str, str]] = {step: (NOT_PERMITTED, f"waits for {what}") for step, what in lacking.items()}
     stops.update({step: (STEP_FAILED, how) for step, how in failed.items()})
     stops.update(stopped or {})
@@ -115,4 +127,11 @@ def of_all(
     for judged in upcoming.judged:
         if judged.object in chains:
             chains[judged.object].append(judged)
-    return {ref: _of_chain(ref, chain, stops) for ref, chain in chains.items()}
+    held = suspensions or {}
+    return {ref: (*_of_chain(ref, chain, stops), _suspended(held.get(ref))) for ref, chain in chains.items()}
+
+
+def _suspended(suspension: Suspension | None) -> Condition:
+    if suspension is None:
+        return Condition(Type.SUSPENDED, Status.FALSE, NOT_SUSPENDED, "")
+    return Condition(Type.SUSPENDED, Status.TRUE, SUSPENDED, str(suspension))

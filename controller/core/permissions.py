@@ -89,6 +89,10 @@ class Grants:
             if approval.gives in missing or (own_mode and approval.object == step.object)
         )
 
+    def without(self, spent: Collection[Approval]) -> Grants:
+        """The permissions that are left when these approvals are used up."""
+        return dataclasses.replace(self, approvals=tuple(a for a in self.approvals if a not in spent))
+
     def source(self, step: Step, disruption: Disruption) -> str:
         """Where a permission of a step comes from: ``spec``, ``command line``, ``approval ID``; "" when it lacks."""
         if self._allowed(disruption):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from controller.core.words import Step
 from controller.spec.model import Specs
@@ -19,6 +20,20 @@ class Suspension:
     reason: str
     by: str
     at: float
+
+    def __str__(self) -> str:
+        until = f"until {datetime.fromtimestamp(self.until, UTC):%Y-%m-%d %H:%M} UTC" if self.until else "until resumed"
+        return f"{self.object} is suspended by {self.by} {until}" + (f": {self.reason}" if self.reason else "")
+
+
+SUSPENDED = "suspended"
+"""The reason of a step that is not begun, and of the condition."""
+
+
+def stopped(steps: Iterable[Step], suspensions: Mapping[Ref, Suspension], specs: Specs) -> dict[str, tuple[str, str]]:
+    """The steps that suspensions hold, by id: the reason and a message."""
+    held = ((step, held_by(step, suspensions, specs)) for step in steps)
+    return {step.id: (SUSPENDED, str(by)) for step, by in held if by is not None}
 
 
 def held_by(step: Step, suspensions: Mapping[Ref, Suspension], specs: Specs) -> Suspension | None:

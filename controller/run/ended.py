@@ -10,6 +10,7 @@ from controller.core.next_steps import Next
 from controller.core.words import Drift, InSync, Skipped, Step, Unseen
 from controller.facts.units import Job
 from controller.facts.words import FleetFacts
+from controller.spec.literals import without_secrets
 from controller.world.port import Done, Lost, Outcome, Refused
 
 STALE = 75  # EX_TEMPFAIL of sysexits.h: a script found that the facts it was decided on no longer hold
@@ -44,9 +45,9 @@ def judge(step: Step, outcome: Outcome, before: Next, after: Next) -> Ended:
         case Lost(message):
             return Ended(step, Result.LOST, message)
         case Done(rc, _, err) if rc == STALE:
-            return Ended(step, Result.STALE, _last(err) or "what it rests on has changed")
+            return Ended(step, Result.STALE, _last(err, step) or "what it rests on has changed")
         case Done(rc, out, err) if rc != 0:
-            return Ended(step, Result.FAILED, f"exit {rc}: {_last(err) or _last(out) or 'it said nothing'}")
+            return Ended(step, Result.FAILED, f"exit {rc}: {_last(err, step) or _last(out, step) or 'it said nothing'}")
         case Done() if step.action == "reboot-host":
             return Ended(step, Result.WORKED, f"{step.hosts[0]} goes down")  # what it brought is seen when it is back
     return _verified(step, before, after)
@@ -72,10 +73,10 @@ def _verified(step: Step, before: Next, after: Next) -> Ended:
     return Ended(step, Result.WORKED, step.summary)
 
 
-def _last(text: str) -> str:
-    """The last line that says something: where scripts put what went wrong."""
+def _last(text: str, step: Step) -> str:
+    """The last line that says something: where scripts put what went wrong. Without secrets that the step was given."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    return without_secrets(lines[-1], step.stdin)[:300] if lines else ""
 
 
 def failed_job(step: Step, facts: FleetFacts) -> Job | None:
@@ -88,7 +89,7 @@ def failed_job(step: Step, facts: FleetFacts) -> Job | None:
 def last_words(job: Job) -> str:
     """Why a job has failed, as far as its log says."""
     said = next((line for line in reversed(job.log) if line.strip()), f"exit {job.rc}")
-    return f"the job has failed: {said.strip()[:300]}"
+    return f"the job has failed: {without_secrets(said.strip())[:300]}"
 
 
 def busy(facts: FleetFacts) -> dict[str, str]:

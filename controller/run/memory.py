@@ -2,7 +2,7 @@
 
 What correctness needs lies on the hosts. Losing this file loses history and leave: permissions that were given by hand,
 suspensions, backoff. Several processes use it at once. Times are UNIX seconds and come in as arguments. No secret
-enters it: specs hold secrets by name only, and steps are told of by their summaries.
+enters it: specs hold secrets by name only, and messages are kept without what looks like one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from controller.core.permissions import Approval
 from controller.core.suspension import Suspension
 from controller.run.database import Database
 from controller.run.state import NoState
+from controller.spec.literals import without_secrets
 from controller.spec.policy import Permission
 from controller.spec.ref import Ref
 
@@ -263,7 +264,7 @@ class Memory:
         for c in conditions:
             same = before.get(c.type)
             since = same.since if same is not None and same.status == c.status else at
-            now.append(Kept(str(c.type), str(c.status), c.reason, c.message, digest, since))
+            now.append(Kept(str(c.type), str(c.status), c.reason, without_secrets(c.message), digest, since))
         if now == list(before.values()):
             return []
 
@@ -332,7 +333,7 @@ class Memory:
                     event.step,
                     event.cause,
                     event.result,
-                    event.message,
+                    without_secrets(event.message),
                     event.digest,
                     event.commit,
                     event.seconds,
@@ -486,7 +487,7 @@ class Memory:
         def write(db: sqlite3.Connection) -> None:
             db.execute(
                 "INSERT OR REPLACE INTO backoffs (object, layer, action, tries, until, message) VALUES (?,?,?,?,?,?)",
-                (str(ref), layer, action, backoff.tries, backoff.until, backoff.message),
+                (str(ref), layer, action, backoff.tries, backoff.until, without_secrets(backoff.message)),
             )
 
         self._db.write(write)

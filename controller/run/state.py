@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import re
 import secrets
 import socket
@@ -34,6 +35,16 @@ def directory(given: str | None) -> Path:
         return Path(given)
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "reconcile"
+
+
+def person() -> str:
+    """Who has started this process, for records: the user, and behind ``sudo`` the one who asked for it."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a service's user without an entry
+        name = str(os.getuid())
+    behind = os.environ.get("SUDO_USER", "")
+    return f"{behind} (as {name})" if behind and behind != name else name
 
 
 def private_file(path: Path, flags: int = os.O_RDWR) -> int:

@@ -1,0 +1,714 @@
+"""The loop's mind: what to look at and what to do next, from what it is told.
+
+It has no threads, waits for nothing and reads no clock. A driver hands in what happened (specs, observations, ends of
+steps), carries out what is due, and comes again: ``daemon.py`` in real time, tests in simulated time and in any order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from controller.core import observe, windows
+from controller.core.batch import batch
+from controller.core.conditions import BREAKER_OPEN, SPEC_ERRORS, Condition, Status, Type, of_all
+from controller.core.groups import last_healthy
+from controller.core.next_steps import Next, next_steps
+from controller.core.permissions import Approval, Grants, lapsed
+from controller.core.suspension import Suspension, held_by
+from controller.core.view import View
+from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen
+from controller.facts.units import Job, Unit
+from controller.facts.words import FleetFacts, HostFacts, Known, Observation, Unknown
+from controller.run.audit import Audit
+from controller.run.ended import Ended, Result, busy, failed_job, judge, last_words
+from controller.run.memory import Backoff, Event, Key, Kind, Memory, Outcome
+from controller.run.picture import Counters, HostPicture, Pending, Picture, WaitingFor
+from controller.spec.load import Reading
+from controller.spec.model import Specs
+from controller.spec.ref import Ref
+from controller.world.port import Done, Look, Lost, Order, Refused
+from controller.world.port import Outcome as Said
+
+PERIOD = 20.0  # seconds between looks at a host on which nothing happens
+JITTER = 0.2  # of the period, either way: hosts that were asked at once do not stay so
+POLL = 2.0  # seconds between looks at a host on which something is at work
+FRESH = 5.0  # seconds that the facts of the hosts that a step touches may be old when it is begun
+SLOW = 30.0  # seconds after which a host that was asked and has not answered is not known any more
+MEMORY = 60.0  # seconds that a slow tool's answer may be old in a look that nothing rests on
+STARTING = 90.0  # seconds from an order to its unit's start at most; its own time comes after them
+SETTLING = 120.0  # seconds after a reboot in which a host's services may still come up
+BACKOFF = (10.0, 900.0)  # seconds until a step that failed is tried again: at first, and doubled up to
+SOON = 3.0  # seconds until a step is tried again that was refused because the facts had changed
+HELD = 15.0  # seconds until a step is tried again on a host that another controller holds
+PERIOD_OF_BREAKER = 3600.0  # seconds in which
+TRIES_OF_BREAKER = 3  # steps that disrupt and do not help are enough
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment: ``now`` in seconds of a clock that never goes back, ``date`` of the calendar, aware of its zone."""
+
+    now: float
+    date: datetime
+
+    @property
+    def unix(self) -> float:
+        """UNIX seconds."""
+        return self.date.timestamp()
+
+
+@dataclass
+class _Eye:
+    """Looking at one host, in seconds of ``Moment.now``.
+
+    ``seen`` is when the last look that was answered was begun; one begun before ``need`` does not do.
+    """
+
+    due: float
+    asked: float | None = None
+    seen: float = -math.inf
+    need: float = -math.inf
+    answered: float | None = None  # UNIX seconds of the last answer that was one
+    took: float = 0.0
+
+
+@dataclass
+class _Doing:
+    """A step at work. ``step`` and ``before`` are None for one of an earlier life of the controller."""
+
+    key: str
+    id: str
+    object: Ref
+    layer: str
+    action: str
+    cause: str
+    began: float  # UNIX seconds
+    step: Step | None = None
+    before: Next | None = None
+    approvals: tuple[Approval, ...] = ()
+    said: Said | None = None
+    over: float = math.inf  # when it ended, in seconds of Moment.now
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A step that has ended: what the breaker counts."""
+
+    unix: float
+    id: str
+    object: Ref
+    layer: str
+    action: str
+    worked: bool
+
+
+class Loop:
+    """See the module. All methods are for one thread; ``picture`` gives values that any thread may read."""
+
+    def __init__(self, layers: Sequence[Layer], memory: Memory, audit: Audit, chance: random.Random) -> None:
+        self._layers = layers
+        self._parsers = observe.parsers(layers)
+        self._memory = memory
+        self._audit = audit
+        self._chance = chance
+        self._reading: Reading | None = None
+        self._specs = Specs()
+        self._problem = ""
+        self._commit, self._dirty_tree = "", False
+        self._loaded: float | None = None
+        self._facts: FleetFacts = {}
+        self._eyes: dict[str, _Eye] = {}
+        self._upcoming = Next((), (), (), (), ())
+        self._changed = True  # since the last judgement
+        self._conditions: dict[Ref, tuple[Condition, ...]] = {}
+        self._ready: frozenset[Ref] = frozenset()
+        self._synced: dict[Ref, str] = {}  # what an object and what it stands on meant when it was last in sync
+        self._at_work: dict[str, _Doing] = {}
+        self._jobs: dict[str, _Doing] = {}
+        self._earlier: list[_Doing] = []
+        self._lost: dict[str, tuple[str, float]] = {}
+        self._rebooting: dict[str, float] = {}
+        self._backoffs: dict[Key, Backoff] = memory.backoffs()
+        self._past: deque[_Past] = deque()
+        self._resumed: dict[Ref, float] = {}
+        self._tripped: set[str] = set()
+        self._approvals: tuple[Approval, ...] = ()
+        self._suspensions: Mapping[Ref, Suspension] = {}
+        self._pending: dict[tuple[Ref, str], Pending] = {}
+        self._succeeded: dict[Ref, float] = {}
+        self._stopping = False
+        self.counters = Counters()
+
+    # --- what happened ---
+
+    def begin(self, moment: Moment) -> None:
+        """Take up what an earlier life of the controller has left: steps that it began, and what it counted."""
+        events = self._memory.events(since=moment.unix - PERIOD_OF_BREAKER)
+        for event in events:
+            if event.kind == Kind.STEP_ENDED and event.object is not None:
+                worked = event.result == Result.WORKED
+                self._past.append(_Past(event.at, event.step, event.object, event.layer, event.action, worked))
+        over = {e.key.removesuffix(":ended") for e in self._memory.events(kind=Kind.STEP_ENDED)}
+        for event in self._memory.events(kind=Kind.STEP_STARTED):
+            key = event.key.removesuffix(":started")
+            if key not in over and event.object is not None:
+                self._earlier.append(
+                    _Doing(key, event.step, event.object, event.layer, event.action, event.cause, event.at)
+                )
+        self.reconsider(moment)
+
+    def reconsider(self, moment: Moment) -> None:
+        """Read again what people have decided: approvals and suspensions. Raises NoState."""
+        self._approvals = tuple(self._memory.approvals(moment.unix))
+        self._suspensions = self._memory.suspensions(moment.unix)
+        for event in self._memory.events(kind=Kind.SUSPENSION, since=moment.unix - PERIOD_OF_BREAKER):
+            if event.object is not None and event.action == "resume":
+                self._resumed[event.object] = event.at
+        self._changed = True
+
+    def take_specs(
+        self, reading: Reading, moment: Moment, commit: str = "", dirty: bool = False, problem: str = ""
+    ) -> None:
+        """Go on with other specs. ``problem`` says why there was nothing to read; nothing is done then."""
+        before, self._specs = self._specs, reading.specs
+        self._reading, self._problem = reading, problem
+        self._commit, self._dirty_tree, self._loaded = commit, dirty, moment.unix
+        gone = {name for name in self._eyes if name not in self._specs.hosts}
+        self._eyes = {name: eye for name, eye in self._eyes.items() if name not in gone}
+        self._facts = {name: facts for name, facts in self._facts.items() if name not in gone}
+        for name in self._specs.hosts:
+            self._eyes.setdefault(name, _Eye(due=moment.now))
+        self._remember_specs(before, moment)
+        self._changed = True
+
+    def seen(self, observation: Observation, moment: Moment) -> None:
+        """A host was looked at."""
+        eye = self._eyes.get(observation.host)
+        if eye is None or eye.asked is None:
+            return
+        eye.seen, eye.took, eye.asked = eye.asked, moment.now - eye.asked, None
+        if observation.failure is None:
+            eye.answered = moment.unix
+        if eye.seen >= eye.need:
+            eye.due = moment.now + PERIOD * self._chance.uniform(1 - JITTER, 1 + JITTER)
+        before = self._facts.get(observation.host)
+        self._know(observe.read(self._parsers, observation, before))
+
+    def performed(self, step: str, said: Said, moment: Moment) -> None:
+        """A step has come to its end, or it is not known whether."""
+        doing = self._at_work.get(step)
+        if doing is None or doing.step is None:
+            return
+        doing.said, doing.over = said, moment.now
+        if isinstance(said, Lost):
+            self._lost[doing.step.hosts[0]] = (step, moment.now + STARTING + doing.step.timeout)
+        if isinstance(said, Done) and said.rc == 0 and doing.step.action == "reboot-host":
+            self._rebooting[doing.step.hosts[0]] = math.inf
+        for host in doing.step.hosts:
+            self._look_again(host, moment)
+
+    def stop(self) -> None:
+        """Begin nothing any more."""
+        self._stopping = True
+
+    # --- what to do ---
+
+    @property
+    def specs(self) -> Specs:
+        """The specs that it works with."""
+        return self._specs
+
+    @property
+    def idle(self) -> bool:
+        """Whether no short step is at work."""
+        return not self._at_work
+
+    def tasks(self, moment: Moment) -> list[Look | Order]:
+        """Return the looks and steps that are due now. Each is handed out once; the driver tells how it went."""
+        self._give_up_on_slow(moment)
+        self._judge_if_changed(moment)
+        for doing in list(self._at_work.values()):
+            self._settle_if_seen(doing, moment)
+        self._judge_if_changed(moment)
+        orders = [] if self._stopping else self._orders(moment)
+        return [*orders, *self._looks(moment)]
+
+    def due(self, moment: Moment) -> float:
+        """In how many seconds there may be something to do, if nothing happens before."""
+        times = [eye.due if eye.asked is None else eye.asked + SLOW for eye in self._eyes.values()]
+        times += [
+            moment.now + max(0.0, b.until - moment.unix) for b in self._backoffs.values() if b.until > moment.unix
+        ]
+        if any(p.waiting_for is WaitingFor.WINDOW for p in self._pending.values()):
+            times.append(moment.now + 5.0)
+        return max(0.0, min(times, default=moment.now + 60.0) - moment.now)
+
+    def picture(self, moment: Moment) -> Picture:
+        """What metrics, health and status are made from."""
+        reading = self._reading
+        return Picture(
+            specs=self._specs,
+            facts=self._facts,
+            upcoming=self._upcoming,
+            conditions=self._memory.conditions(self._conditions),
+            drifts=self._memory.drifts(),
+            pending=tuple(self._pending.values()),
+            suspensions=dict(self._suspensions),
+            hosts={
+                name: HostPicture(
+                    up=name in self._facts and self._facts[name].failure is None,
+                    last_seen=eye.answered,
+                    observe_seconds=eye.took,
+                )
+                for name, eye in self._eyes.items()
+            },
+            backoffs={
+                ref: max(0.0, max(b.until for key, b in self._backoffs.items() if key[0] == ref) - moment.unix)
+                for ref in {key[0] for key in self._backoffs}
+            },
+            last_success=dict(self._succeeded),
+            spec_errors=tuple(str(e) for e in reading.errors) + ((self._problem,) if self._problem else ())
+            if reading is not None
+            else (),
+            last_load=self._loaded,
+            commit=self._commit,
+            dirty=self._dirty_tree,
+            last_pass=moment.unix,
+            observed=bool(self._eyes) and all(eye.seen > -math.inf for eye in self._eyes.values()),
+            counters=self.counters,
+        )
+
+    # --- specs ---
+
+    def _remember_specs(self, before: Specs, moment: Moment) -> None:
+        known = {obj.ref: before.digest_of(obj.ref) for obj in before}
+        changed = [obj.ref for obj in self._specs if known.get(obj.ref) != self._specs.digest_of(obj.ref)]
+        with self._memory.together():
+            for ref in known.keys() - {obj.ref for obj in self._specs}:
+                self._memory.forget(ref)
+                self._conditions.pop(ref, None)
+                self._succeeded.pop(ref, None)
+            for ref in changed:
+                digest = self._specs.digest_of(ref)
+                new = self._memory.applied(ref, digest, self._specs.canonical(ref), self._commit, moment.unix)
+                if ref in known or new:
+                    self._forgive(ref)
+                if new:
+                    message = f"the spec of {ref} has changed"
+                    self._event(Kind.SPEC, moment, message, object=ref, digest=digest)
+        if not before:
+            self._synced = {
+                obj.ref: self._meaning(obj.ref)
+                for obj in self._specs
+                if all(self._memory.reached(ref) == self._specs.digest_of(ref) for ref in self._specs.below(obj.ref))
+            }
+
+    def _meaning(self, ref: Ref) -> str:
+        """What an object and what it stands on mean."""
+        return " ".join(self._specs.digest_of(each) for each in self._specs.below(ref) if each in self._specs)
+
+    def _cause(self, ref: Ref) -> str:
+        """Whether drift of an object comes from its spec or from the world: was it in sync with this very spec?"""
+        return "corrective" if ref in self._specs and self._synced.get(ref) == self._meaning(ref) else "intentional"
+
+    def _broken(self, step: Step) -> str:
+        """Why nothing may be done to what a step touches as far as spec files go."""
+        if self._problem:
+            return f"{self._problem}; nothing is done until there are specs again"
+        reading = self._reading
+        if reading is None or reading.all_frozen:
+            return "a spec file that may hold the Fleet's defaults has errors: no object's meaning is certain"
+        touched = {step.object, *(d.object for d in step.disrupts), *(Ref("Host", host) for host in step.hosts)}
+        touched |= {below for ref in touched if ref in self._specs for below in self._specs.below(ref)}
+        frozen = sorted(map(str, touched & reading.frozen))
+        return f"the spec of {', '.join(frozen)} has errors; nothing is done to it until it is right" if frozen else ""
+
+    # --- facts ---
+
+    def _know(self, facts: HostFacts) -> None:
+        before = self._facts.get(facts.host)
+        self._facts = {**self._facts, facts.host: facts}
+        if facts != before:
+            self._changed = True
+
+    def _give_up_on_slow(self, moment: Moment) -> None:
+        """A host that was asked long ago is not known any more; it holds up nothing, and nothing rests on it."""
+        for name, eye in self._eyes.items():
+            before = self._facts.get(name)
+            if eye.asked is not None and moment.now >= eye.asked + SLOW and not (before and before.failure):
+                message = f"{name} was asked {SLOW:.0f} s ago and has not answered yet"
+                self._know(HostFacts(name, {}, Unknown("slow", message)))
+
+    def _look_again(self, host: str, moment: Moment) -> None:
+        """What is known of a host does not do: look at it again, after this moment."""
+        if (eye := self._eyes.get(host)) is not None:
+            eye.need = moment.now
+            eye.due = min(eye.due, moment.now)
+
+    def _looks(self, moment: Moment) -> list[Look]:
+        hot = self._hot()
+        guests = tuple(sorted({c.id for c in self._specs.containers.values()}))
+        looks = []
+        for name, eye in self._eyes.items():
+            polled = eye.seen + POLL if name in hot else math.inf
+            if eye.asked is None and moment.now >= min(eye.due, polled):
+                asked_for = eye.seen < eye.need or name in hot
+                eye.asked = moment.now
+                proxmox = self._specs.hosts[name].platform == "proxmox"
+                looks.append(Look(name, 0.0 if asked_for else MEMORY, guests if proxmox else ()))
+        return looks
+
+    def _hot(self) -> set[str]:
+        """Hosts on which something is at work, or will come back soon."""
+        hot = {host for _, wait in self._upcoming.waiting for host in wait.hosts}
+        hot |= {host for doing in self._at_work.values() if doing.step is not None for host in doing.step.hosts}
+        return hot | set(busy(self._facts)) | set(self._rebooting) | set(self._lost)
+
+    # --- judging ---
+
+    def _judge_if_changed(self, moment: Moment) -> None:
+        if not self._changed or self._reading is None:
+            return
+        self._changed = False
+        self._upcoming = next_steps(self._layers, View(self._specs, self._facts))
+        with self._memory.together():
+            for doing in list(self._jobs.values()):
+                self._settle_job(doing, moment)
+            self._settle_earlier(moment)
+            self._keep_conditions(moment)
+        self._lapse(moment)
+
+    def _grants(self) -> Grants:
+        return Grants(self._specs, approvals=self._approvals)
+
+    def _keep_conditions(self, moment: Moment) -> None:
+        grants = self._grants()
+        lacking, failed, stopped = {}, {}, {}
+        for step in self._upcoming.ready:
+            if why := self._broken(step):
+                stopped[step.id] = (SPEC_ERRORS, why)
+            elif why := self._open_breaker(step, moment):
+                stopped[step.id] = (BREAKER_OPEN, why)
+            elif (
+                backoff := self._backoffs.get((step.object, step.layer, step.action))
+            ) is not None and backoff.message:
+                failed[step.id] = backoff.message
+            elif missing := grants.missing(step):
+                lacking[step.id] = ", ".join(map(str, missing))
+            elif not grants.may(step):
+                lacking[step.id] = f"policy: {{mode: enforce}} in {step.object}"
+        conditions = of_all([obj.ref for obj in self._specs], self._upcoming, lacking, failed, stopped)
+        self._ready = frozenset(ref for ref, each in conditions.items() if _is_ready(each))
+        for ref, each in conditions.items():
+            if each != self._conditions.get(ref):
+                self._keep_condition(ref, each, moment)
+        self._conditions = conditions
+        drifted = {
+            (j.object, j.layer): (j.verdict.reason, self._cause(j.object))
+            for j in self._upcoming.judged
+            if isinstance(j.verdict, Drift)
+        }
+        self._memory.keep_drifts(drifted, moment.unix)
+
+    def _keep_condition(self, ref: Ref, conditions: tuple[Condition, ...], moment: Moment) -> None:
+        digest = self._specs.digest_of(ref)
+        for kept in self._memory.keep_conditions(ref, conditions, digest, moment.unix):
+            if kept.type in (Type.READY, Type.STALLED):
+                message = f"{kept.type} is {kept.status} ({kept.reason}): {kept.message}".rstrip(": ")
+                self._event(
+                    Kind.CONDITION, moment, message, object=ref, action=kept.type, result=kept.status, digest=digest
+                )
+        if ref in self._ready:
+            self._synced[ref] = self._meaning(ref)
+            self._memory.outcome(ref, digest, Outcome.REACHED, moment.unix)
+            self._forgive(ref)
+        elif any(c.type is Type.STALLED and c.reason == "step-failed" and c.status is Status.TRUE for c in conditions):
+            self._memory.outcome(ref, digest, Outcome.FAILED, moment.unix)
+
+    def _lapse(self, moment: Moment) -> None:
+        for approval in self._approvals:
+            if why := lapsed(approval, self._specs, self._ready):
+                self._memory.lapse(approval.id, moment.unix)
+                self._event(
+                    Kind.APPROVAL, moment, f"an approval has lapsed: {why}", object=approval.object, action="lapse"
+                )
+                self._approvals = tuple(a for a in self._approvals if a != approval)
+
+    # --- steps ---
+
+    def _orders(self, moment: Moment) -> list[Order]:
+        self._pending = {}
+        steps = [step for step in self._upcoming.ready if not self._kept_back(step, moment)]
+        self._note_waits()
+        mine = [doing.step for doing in self._at_work.values() if doing.step is not None]
+        at_my_work = {host for step in mine for host in step.hosts}
+        theirs = {**busy(self._facts), **self._reboots(moment), **self._in_doubt(moment)}
+        chosen = batch(steps, self._specs.fleet.limits, frozenset(theirs) - at_my_work, mine)
+        orders = [order for step in chosen if (order := self._begin(step, moment)) is not None]
+        begun = {order.step.id for order in orders}
+        for step in steps:
+            if step.id not in begun and step.id not in self._at_work:
+                self._pend(step, WaitingFor.BUDGET, "waits for its turn, or for fresh facts")
+        return orders
+
+    def _kept_back(self, step: Step, moment: Moment) -> bool:
+        """Whether a step may not be begun now for a reason of its own; the reason is noted."""
+        if step.id in self._at_work or step.id in self._jobs:
+            return True
+        grants = self._grants()
+        backoff = self._backoffs.get((step.object, step.layer, step.action))
+        if why := self._broken(step):
+            return self._pend(step, WaitingFor.BLOCKED, why)
+        if (suspension := held_by(step, self._suspensions, self._specs)) is not None:
+            return self._pend(step, WaitingFor.BLOCKED, f"{suspension.object} is suspended: {suspension.reason}")
+        if missing := grants.missing(step):
+            return self._pend(step, WaitingFor.PERMISSION, ", ".join(map(str, missing)))
+        if not grants.may(step):
+            return self._pend(step, WaitingFor.PERMISSION, f"policy: {{mode: enforce}} in {step.object}")
+        if why := self._open_breaker(step, moment):
+            return self._pend(step, WaitingFor.BLOCKED, why)
+        if backoff is not None and moment.unix < backoff.until <= moment.unix + BACKOFF[1]:
+            return self._pend(step, WaitingFor.BACKOFF, backoff.message)
+        if why := windows.closed(step, self._specs, moment.date):
+            return self._pend(step, WaitingFor.WINDOW, why)
+        taken = frozenset(d.object for each in self._at_work.values() if each.step for d in each.step.disrupts)
+        if why := last_healthy(step, self._specs, self._ready - taken):
+            return self._pend(step, WaitingFor.BUDGET, why)
+        return False
+
+    def _pend(self, step: Step, what: WaitingFor, message: str) -> bool:
+        self._pending[step.object, step.layer] = Pending(step.object, step.layer, what, message)
+        return True
+
+    def _note_waits(self) -> None:
+        for judged, block in self._upcoming.blocked:
+            self._pending[judged.object, judged.layer] = Pending(
+                judged.object, judged.layer, WaitingFor.BLOCKED, block.message
+            )
+        for judged, wait in self._upcoming.waiting:
+            self._pending[judged.object, judged.layer] = Pending(
+                judged.object, judged.layer, WaitingFor.JOB, wait.message
+            )
+
+    def _begin(self, step: Step, moment: Moment) -> Order | None:
+        """Begin a step, if what it rests on was seen just now; else look first."""
+        old = [host for host in step.hosts if host in self._eyes and self._eyes[host].seen < moment.now - FRESH]
+        for host in old:
+            self._look_again(host, moment)
+        units = observe.units(self._facts[step.hosts[0]]) if step.hosts[0] in self._facts else None
+        if old or units is None:
+            return None
+        grants = self._grants()
+        doing = _Doing(
+            key=f"{self._chance.getrandbits(64):016x}",
+            id=step.id,
+            object=step.object,
+            layer=step.layer,
+            action=step.action,
+            cause=self._cause(step.object),
+            began=moment.unix,
+            step=step,
+            before=self._upcoming,
+            approvals=grants.needed(step),
+        )
+        self._at_work[step.id] = doing
+        self._event(Kind.STEP_STARTED, moment, step.summary, doing)
+        self._audit.started(step, grants, self._commit, moment.unix)
+        return Order(step, units.generation, units.boot_id)
+
+    def _settle_if_seen(self, doing: _Doing, moment: Moment) -> None:
+        """Judge a step that has ended, when all hosts that it touched were looked at after that."""
+        step, said, before = doing.step, doing.said, doing.before
+        if step is None or said is None or before is None:
+            return
+        eyes = [self._eyes[host] for host in step.hosts if host in self._eyes]
+        if isinstance(said, Done) and any(eye.seen < doing.over for eye in eyes):
+            return
+        del self._at_work[step.id]
+        if isinstance(said, Done) and said.rc == 0 and step.job is not None:
+            self._jobs[step.id] = doing
+            self._settle_job(doing, moment)
+        else:
+            self._settle(doing, judge(step, said, before, self._upcoming), moment)
+
+    def _settle_job(self, doing: _Doing, moment: Moment) -> None:
+        """A job that was started ends some time, or is not there any more."""
+        step, before = doing.step, doing.before
+        if step is None or before is None:
+            return
+        units = observe.units(self._facts[step.hosts[0]]) if step.hosts[0] in self._facts else None
+        if units is None or step.job is None:
+            return
+        job = units.job(step.job)
+        if (failed := failed_job(step, self._facts)) is not None:
+            ended = Ended(step, Result.FAILED, last_words(failed))
+        elif job is not None and job.id == step.id and job.running:
+            return
+        else:
+            ended = judge(step, Done(0, "", ""), before, self._upcoming)
+        self._jobs.pop(step.id, None)
+        self._settle(doing, ended, moment)
+
+    def _settle_earlier(self, moment: Moment) -> None:
+        """Steps that an earlier life of the controller began: what the hosts say of them is how they ended."""
+        if not self._earlier or any(eye.seen == -math.inf for eye in self._eyes.values()):
+            return
+        units = [found for facts in self._facts.values() if (found := observe.units(facts)) is not None]
+        there: dict[str, Unit | Job] = {}
+        for each in units:
+            there.update({unit.id: unit for unit in (each.step, *each.jobs) if unit is not None})
+        left = []
+        for doing in self._earlier:
+            unit = there.get(doing.id)
+            if unit is not None and unit.running:
+                left.append(doing)
+                continue
+            result, message = self._how_it_ended(doing, unit)
+            self._note_end(doing, result, message, moment)
+        self._earlier = left
+
+    def _how_it_ended(self, doing: _Doing, unit: Unit | None) -> tuple[Result, str]:
+        if unit is None:
+            return Result.LOST, "the controller was stopped meanwhile, and its host does not know of it"
+        if unit.rc != 0:
+            return Result.FAILED, f"it ended ({unit.how}, exit {unit.rc}) while the controller was stopped"
+        verdict = self._upcoming.verdict(doing.object, doing.layer)
+        again = isinstance(verdict, Drift) and isinstance(verdict.remedy, Step) and verdict.remedy.id == doing.id
+        if again or isinstance(verdict, Unseen):
+            return Result.LOST, f"it ended while the controller was stopped, and {doing.layer} is still not right"
+        return Result.WORKED, "it ended while the controller was stopped"
+
+    def _settle(self, doing: _Doing, ended: Ended, moment: Moment) -> None:
+        self._audit.ended(ended, self._commit, moment.unix)
+        self._note_end(doing, ended.result, ended.message, moment)
+        if ended.result is Result.WORKED:
+            for approval in doing.approvals:
+                self._memory.used(approval.id, moment.unix)
+                self._approvals = tuple(a for a in self._approvals if a.id != approval.id)
+
+    def _note_end(self, doing: _Doing, result: Result, message: str, moment: Moment) -> None:
+        """Keep how a step ended, and when it may be tried again."""
+        seconds = max(0.0, moment.unix - doing.began)
+        if not self._event(Kind.STEP_ENDED, moment, message, doing, result=result, seconds=seconds):
+            return
+        self.counters.step(doing.layer, doing.action, doing.cause, result, seconds)
+        worked = result is Result.WORKED
+        self._past.append(_Past(moment.unix, doing.id, doing.object, doing.layer, doing.action, worked))
+        self._changed = True  # conditions say what has failed
+        key = (doing.object, doing.layer, doing.action)
+        if result is Result.STALE:
+            self._back_off(key, SOON, message, moment)
+        elif result is Result.REFUSED:
+            self._back_off(key, HELD, message, moment)
+        elif not worked:
+            self._back_off(key, None, message, moment)
+        elif self._times(doing, moment) > 1:
+            again = f"{doing.action} was done {self._times(doing, moment)} times within an hour and is needed again"
+            self._back_off(key, None, again, moment)
+        else:
+            self._forgive(key)
+
+    def _times(self, doing: _Doing, moment: Moment) -> int:
+        """How often the very same step was done lately: what is needed again and again does not help."""
+        since = max(moment.unix - PERIOD_OF_BREAKER, self._resumed.get(doing.object, -math.inf))
+        return sum(1 for past in self._past if past.id == doing.id and past.unix >= since)
+
+    def _back_off(self, key: Key, seconds: float | None, message: str, moment: Moment) -> None:
+        """Leave a step alone for so long; None: for longer each time."""
+        tries = self._backoffs[key].tries + 1 if key in self._backoffs else 1
+        wait = min(BACKOFF[1], BACKOFF[0] * 2.0 ** min(tries - 1, 20)) if seconds is None else seconds
+        self._backoffs[key] = backoff = Backoff(tries, moment.unix + wait, message)
+        self._memory.back_off(key, backoff)
+
+    def _forgive(self, what: Ref | Key) -> None:
+        gone = [key for key in self._backoffs if what in (key, key[0])]
+        for key in gone:
+            del self._backoffs[key]
+            self._memory.forgive(key)
+
+    def _open_breaker(self, step: Step, moment: Moment) -> str:
+        """Why a step that disrupts is not tried any more, "" while it may be."""
+        if not step.disrupts:
+            return ""
+        while self._past and self._past[0].unix < moment.unix - PERIOD_OF_BREAKER:
+            self._past.popleft()
+        since = self._resumed.get(step.object, -math.inf)
+        alike = [p for p in self._past if (p.object, p.layer, p.action) == (step.object, step.layer, step.action)]
+        useless = [p for p in alike if p.unix >= since and (not p.worked or p.id == step.id)]
+        if len(useless) < TRIES_OF_BREAKER:
+            return ""
+        message = (
+            f"{step.action} was tried {len(useless)} times within an hour and did not help: stopped; "
+            f"`reconcile resume {step.object}`, or another spec, has it tried again"
+        )
+        trip = f"breaker:{step.object}:{step.layer}:{step.action}:{useless[0].unix:.0f}"
+        if trip not in self._tripped:
+            self._tripped.add(trip)
+            self._event(
+                Kind.BREAKER, moment, message, object=step.object, layer=step.layer, action=step.action, key=trip
+            )
+        return message
+
+    def _reboots(self, moment: Moment) -> dict[str, str]:
+        """Hosts that reboot, until they answer again and what they need first (their cluster) has come back as well."""
+        for name, facts in self._facts.items():
+            units = observe.units(facts)
+            if units is not None and units.rebooting:
+                self._rebooting.setdefault(name, math.inf)
+            elif units is not None and name in self._rebooting:
+                self._rebooting[name] = until = min(self._rebooting[name], moment.now + SETTLING)
+                if moment.now >= until or self._is_back(name):
+                    del self._rebooting[name]
+        return {name: f"{name} reboots" for name in self._rebooting if name in self._specs.hosts}
+
+    def _is_back(self, name: str) -> bool:
+        gating = [layer.name for layer in self._layers if layer.gates is Gate.ALL]
+        verdicts = [self._upcoming.verdict(Ref("Host", name), layer) for layer in gating]
+        known = all(isinstance(section, Known) for section in self._facts[name].sections.values())
+        return known and all(isinstance(verdict, InSync | Skipped | None) for verdict in verdicts)
+
+    def _in_doubt(self, moment: Moment) -> dict[str, str]:
+        """Hosts on which a step may still be at work: its end was not seen, and they do not answer."""
+        for host, (_, until) in list(self._lost.items()):
+            if moment.now >= until or (host in self._facts and observe.units(self._facts[host]) is not None):
+                del self._lost[host]
+        return {
+            host: f"{step} may still run on {host}, which does not answer" for host, (step, _) in self._lost.items()
+        }
+
+    # --- events ---
+
+    def _event(
+        self,
+        kind: Kind,
+        moment: Moment,
+        message: str,
+        doing: _Doing | None = None,
+        **more: object,
+    ) -> bool:
+        if doing is not None:
+            end = {Kind.STEP_STARTED: "started", Kind.STEP_ENDED: "ended"}[kind]
+            digest = self._specs.digest_of(doing.object) if doing.object in self._specs else ""
+            more = {
+                "key": f"{doing.key}:{end}",
+                "object": doing.object,
+                "layer": doing.layer,
+                "action": doing.action,
+                "step": doing.id,
+                "cause": doing.cause,
+                "digest": digest,
+                **more,
+            }
+        key = str(more.pop("key", f"{self._chance.getrandbits(64):016x}"))
+        event = Event(key, moment.unix, kind, message=message, commit=self._commit, **more)  # type: ignore[arg-type]
+        return self._memory.event(event)
+
+
+def _is_ready(conditions: Iterable[Condition]) -> bool:
+    return any(c.type is Type.READY and c.status is Status.TRUE for c in conditions)
