@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from controller.core.permissions import Grants
 from controller.core.words import Step
 from controller.run.ended import Ended
 from controller.run.state import Identity, NoState, person, private_file
@@ -31,14 +31,25 @@ class Audit:
     def __init__(self, state: Path, controller: Identity) -> None:
         self._state = state
         self._controller = controller
+        self._began: dict[str, float] = {}
 
-    def started(self, step: Step, permissions: Sequence[dict[str, str]], why: dict[str, str], at: float) -> None:
-        """A step is about to be performed. ``permissions`` say where each comes from (``from``)."""
-        self._append("step-started", step, at, permissions=list(permissions), why=why)
+    def started(
+        self, step: Step, grants: Grants, commit: str, at: float, *, cause: str = "", message: str = ""
+    ) -> None:
+        """A step is about to be performed, by these permissions, for a drift (``cause``, ``message``)."""
+        self._began[step.id] = at
+        permissions = [
+            {"permission": d.permission, "object": str(d.object), "from": grants.source(step, d)} for d in step.disrupts
+        ]
+        digest = grants.specs.digest_of(step.object) if step.object in grants.specs else ""
+        why = {"reason": step.reason, "cause": cause, "message": message or step.summary, "digest": digest}
+        self._append("step-started", step, at, permissions=permissions, why={**why, "commit": commit})
 
-    def ended(self, ended: Ended, seconds: float, at: float) -> None:
-        """A step has ended. Of a job that has worked: it was started, and goes on by itself."""
-        self._append("step-ended", ended.step, at, result=ended.result, message=ended.message, seconds=seconds)
+    def ended(self, ended: Ended, commit: str, at: float) -> None:
+        """A step has ended. Of a job that has worked in no time: it was started, and goes on by itself."""
+        seconds = round(at - self._began.pop(ended.step.id, at), 3)
+        why = {"reason": ended.step.reason, "commit": commit}
+        self._append("step-ended", ended.step, at, why=why, result=ended.result, message=ended.message, seconds=seconds)
 
     def _append(self, event: str, step: Step, at: float, **more: Any) -> None:
         entry = {

@@ -75,16 +75,8 @@ class Records:
         """A step is about to be performed. Raises NoState: what cannot be recorded is not begun."""
         verdict = upcoming.verdict(step.object, step.layer)
         message = verdict.message if isinstance(verdict, Drift) else step.summary
-        cause, digest = self.cause(step.object), self._digests.get(step.object, "")
-        self._audit.started(
-            step,
-            [
-                {"permission": d.permission, "object": str(d.object), "from": grants.source(step, d)}
-                for d in step.disrupts
-            ],
-            {"reason": step.reason, "message": message, "cause": cause, "digest": digest, "commit": self._commit},
-            at,
-        )
+        cause = self.cause(step.object)
+        self._audit.started(step, grants, self._commit, at, cause=cause, message=message)
         self._count += 1
         key = f"{self._run}:{self._count}"
         self._began[step.id] = key, at
@@ -118,7 +110,7 @@ class Records:
             seconds=at - began,
         )
         try:
-            self._audit.ended(ended, at - began, at)
+            self._audit.ended(ended, self._commit, at)
         except NoState as error:
             self.memory.lost(error)  # what was done is done: the next look goes on from it
         if ended.result is not Result.WORKED:
