@@ -15,12 +15,13 @@ from controller.layers.order import ORDER
 from controller.run import state
 from controller.run.eyes import Eyes
 from controller.run.once import Clock
-from controller.spec.model import Container, Lifecycle, ModelServer, Specs
+from controller.spec.model import Lifecycle, Specs
 from controller.spec.ref import Ref
 from controller.spec.values import nearest
 from controller.world.fleet import SshWorld
 from controller.world.port import World
 from controller.world.sim import SimFileError, SimWorld
+from controller.world.sim.store import place_of
 
 SHOWN = 12  # names that an error lists
 
@@ -61,7 +62,7 @@ def narrow(specs: Specs, hosts: Collection[str], objects: Iterable[str], layers:
         ref = find(specs, name)
         if hosts and not _lives_on_one_of(specs, ref, hosts):
             raise Mistake(f"cannot narrow to nothing: {ref} does not live on {' or '.join(hosts)}")
-        refs |= set(below(specs, ref))
+        refs |= set(specs.below(ref))
     if hosts:
         refs = {ref for ref in refs or {obj.ref for obj in specs} if _lives_on_one_of(specs, ref, hosts)}
     return Narrow(frozenset(hosts), frozenset(refs), frozenset(layers))
@@ -88,20 +89,15 @@ def there_are(wrong: str, names: Iterable[str]) -> str:
     return f"there are {shown}" if names else "there are none"
 
 
-def below(specs: Specs, ref: Ref) -> tuple[Ref, ...]:
-    """An object and what it stands on."""
-    match specs.get(ref):
-        case ModelServer() as server if server.container is not None:
-            return (ref, *below(specs, Ref("Container", server.container)))
-        case ModelServer() as server if server.host is not None:
-            return (ref, Ref("Host", server.host))
-        case Container() as container:
-            return (ref, Ref("Host", container.host))
-    return (ref,)
+def memory_dir(fleet: str, state_dir: Path) -> Path:
+    """Where a fleet's memory and audit log lie: a rehearsal on a simulated fleet is no history of the real one."""
+    if not fleet.startswith("sim:"):
+        return state_dir
+    return state_dir / f"sim-{place_of(Path(fleet.removeprefix('sim:')))}"
 
 
 def _lives_on_one_of(specs: Specs, ref: Ref, hosts: Collection[str]) -> bool:
-    return any(each.kind == "Host" and each.name in hosts for each in below(specs, ref))
+    return any(each.kind == "Host" and each.name in hosts for each in specs.below(ref))
 
 
 @dataclass
@@ -127,7 +123,7 @@ class Session:
 
     def excused(self, ref: Ref) -> bool:
         """Whether it is no fault that this cannot be observed: its host is in maintenance, or gone as wanted."""
-        hosts = [r.name for r in below(self.specs, ref) if r.kind == "Host"]
+        hosts = [r.name for r in self.specs.below(ref) if r.kind == "Host"]
         return any(self.specs.hosts[h].lifecycle is not Lifecycle.ACTIVE for h in hosts)
 
 

@@ -1,0 +1,226 @@
+"""What all commands have in common: their options, what they open, and how they end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from controller.core.next_steps import Next
+from controller.core.permissions import Grants
+from controller.core.plan import Plan, PlanLoop, plan
+from controller.core.words import Disruption
+from controller.layers.order import ORDER
+from controller.report import model, tell, text
+from controller.run import session, state
+from controller.run import specs as spec_files
+from controller.spec.load import SpecErrors, load
+from controller.spec.model import Specs
+from controller.spec.policy import Permission
+from controller.spec.ref import Ref
+
+OK, COULD_NOT, NOT_RIGHT = 0, 1, 2
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options that every command takes."""
+
+    specs: str | None
+    fleet: str
+    state: str | None
+    host: tuple[str, ...]
+    object: tuple[str, ...]
+    layer: tuple[str, ...]
+    read_only: bool
+    output: str
+    verbose: int
+    no_color: bool
+
+    @property
+    def json(self) -> bool:
+        """Whether JSON was asked for."""
+        return self.output == "json"
+
+
+_COMMON = (
+    click.option("--specs", metavar="DIR", help="Where the spec files are [RECONCILE_SPECS, else specs]."),
+    click.option(
+        "--fleet", default="ssh", show_default=True, metavar="ssh|sim:FILE", help="Real hosts, or a simulated fleet."
+    ),
+    click.option(
+        "--state",
+        metavar="DIR",
+        help="Where the controller remembers [RECONCILE_STATE, else reconcile in XDG_STATE_HOME or ~/.local/state].",
+    ),
+    click.option("--host", multiple=True, metavar="NAME", help="Only this host and what lives on it."),
+    click.option("--object", multiple=True, metavar="KIND/NAME", help="Only this object and what it stands on."),
+    click.option("--layer", multiple=True, metavar="NAME", help="Only this layer."),
+    click.option("--read-only", is_flag=True, help="Start nothing on any host, whatever else is asked."),
+    click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Text, or JSON."),
+    click.option("-v", "--verbose", count=True, help="Say more; twice for everything."),
+    click.option("--no-color", is_flag=True, help="Plain text, also on a terminal [NO_COLOR]."),
+)
+
+
+def common(function: F) -> F:
+    """Give a command the common options, as one ``Common``; they may stand before the command's name too."""
+
+    def wrapper(**options: Any) -> Any:
+        context = click.get_current_context()
+        given = {name: options.pop(name) for name in Common.__dataclass_fields__}
+        shared = _with_those_before(context, Common(**given))
+        context.obj = shared
+        _prepare(shared, context)
+        try:
+            return function(shared, **options)
+        except Ends as end:
+            if shared.json:
+                print_json(model.ErrorsReport(errors=end.errors))
+            raise
+
+    update_wrapper(wrapper, function)
+    for option in reversed(_COMMON):
+        wrapper = option(wrapper)
+    return wrapper  # type: ignore[return-value]  # click's decorators keep the function
+
+
+def _with_those_before(context: click.Context, own: Common) -> Common:
+    """A command's options, and those that stood before its name where it was not given the same."""
+    before = context.parent.obj if context.parent is not None else None
+    if not isinstance(before, Common):
+        return own
+    merged = {}
+    for name in Common.__dataclass_fields__:
+        earlier, later = getattr(before, name), getattr(own, name)
+        if isinstance(earlier, tuple) or name == "verbose":
+            merged[name] = earlier + later
+        elif context.get_parameter_source(name) is ParameterSource.DEFAULT:
+            merged[name] = earlier
+        else:
+            merged[name] = later
+    return Common(**merged)
+
+
+def _prepare(shared: Common, context: click.Context) -> None:
+    level = {0: logging.WARNING, 1: logging.INFO}.get(shared.verbose, logging.DEBUG)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger().setLevel(level)
+    logging.getLogger("paramiko").setLevel(logging.DEBUG if level == logging.DEBUG else logging.CRITICAL)
+    if shared.no_color or os.environ.get("NO_COLOR"):
+        context.color = False
+
+
+class Ends(click.ClickException):
+    """A command that could not be carried out, why, and its exit code."""
+
+    def __init__(self, message: str, code: int = COULD_NOT, errors: list[model.ErrorRow] | None = None) -> None:
+        super().__init__(message)
+        self.errors = errors or [model.ErrorRow(message=message)]
+        self.__dict__["exit_code"] = code  # click declares it for the class, and reads it from the instance
+
+    def show(self, file: Any = None) -> None:
+        """Print the message, and nothing else, on stderr; on a terminal it is wrapped."""
+        one_line = "\n" not in self.message
+        click.echo(text.wrapped(self.message, "", "  ") if one_line and sys.stderr.isatty() else self.message, err=True)
+
+
+def print_json(report: model.Printed) -> None:
+    """Print a report as JSON, without characters that could move a terminal's cursor."""
+    plain = report.model_dump(exclude_none=isinstance(report, model.PlanReport))
+    click.echo(text.clean(json.dumps(plain, indent=2, ensure_ascii=False)))
+
+
+def load_specs(shared: Common, code: int = NOT_RIGHT) -> Specs:
+    """The specs, or the end of the command, with every error in them and this exit code."""
+    where = spec_files.directory(shared.specs)
+    try:
+        specs = load(spec_files.read(where))
+        for path in spec_files.passed_over(where):
+            click.echo(f"{path} is not read: a spec file's name ends in .yaml", err=True)
+    except SpecErrors as errors:
+        rows = [model.ErrorRow.model_validate(error.as_json()) for error in errors.errors]
+        raise Ends(str(errors).rstrip("\n"), code, rows) from None
+    except spec_files.NoSpecs as error:
+        raise Ends(str(error), code) from None
+    return specs
+
+
+@contextmanager
+def opened(shared: Common, specs: Specs) -> Iterator[session.Session]:
+    """The world to work with, closed at the end, however the command ends."""
+    state_dir = state.directory(shared.state)
+    try:
+        narrowed = session.narrow(specs, shared.host, shared.object, shared.layer)
+        work = session.open_session(specs, shared.fleet, state_dir, narrowed)
+    except (session.Mistake, state.NoState) as error:
+        raise Ends(str(error)) from None
+    for note in work.notes:
+        click.echo(note, err=True)
+    try:
+        yield work
+    finally:
+        try:
+            work.world.close()
+        except OSError as error:
+            raise Ends(str(state.NoState(state_dir, error))) from None
+
+
+def look(shared: Common, work: session.Session) -> Next:
+    """Look at every host that matters, and work out what follows."""
+    with tell.busy(f"looking at {text.counted(len(work.hosts), 'host')}", shared.json):
+        return work.look()
+
+
+def planned(shared: Common, work: session.Session) -> Plan:
+    """Look, and predict the whole chain of steps."""
+    look(shared, work)
+    try:
+        return plan(ORDER, work.specs, work.eyes.facts, work.narrowed.takes)
+    except PlanLoop as loop:
+        raise Ends(f"{loop}; this is a defect of reconcile, please report it with `reconcile snapshot`") from None
+
+
+def grants_given(specs: Specs, allow: tuple[str, ...]) -> Grants:
+    """What the specs allow and the command line gives."""
+    given = set()
+    for one in allow:
+        name, _, obj = one.partition(":")
+        if name not in set(Permission):
+            raise Ends(f"cannot give {one}: there is no class {name}; {session.there_are(name, Permission)}")
+        try:
+            ref = Ref.parse(obj) if "/" in obj else session.find(specs, obj)
+        except (ValueError, session.Mistake) as error:
+            raise Ends(f"cannot give {one}, write CLASS:KIND/NAME: {error}") from None
+        if specs.get(ref) is None:  # not an error: another tenant's guest, which a step may disrupt, is in no spec
+            close = session.there_are(str(ref), [str(o.ref) for o in specs])
+            click.echo(f"--allow {one}: no spec has {ref}" + (f"; {close}" if "mean" in close else ""), err=True)
+        given.add(Disruption(ref, Permission(name)))
+    return Grants(specs, frozenset(given))
+
+
+def found(specs: Specs, name: str) -> Ref:
+    """An object by what somebody called it, or the end of the command."""
+    try:
+        return session.find(specs, name)
+    except session.Mistake as mistake:
+        raise Ends(str(mistake)) from None
+
+
+def confirmed(question: str) -> bool:
+    """Ask; nobody there to answer is a no."""
+    try:
+        return click.confirm(question)
+    except click.Abort:  # nobody is there to answer
+        click.echo()
+        return False
