@@ -339,10 +339,101 @@ class DrainReport(_Row):
     guests_in_no_spec: list[str]
 
 
+class SinceRow(_Row):
+    """A condition of an object, since when its status is so, and the digest of the spec that it is about."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: float
+    spec_digest: str
+
+
+class DriftingRow(_Row):
+    """A layer that is not right. ``cause``: intentional (the spec changed) or corrective (the world did)."""
+
+    layer: str
+    reason: str
+    message: str
+    evidence: dict[str, str]
+    cause: str | None
+    since: float | None
+
+
+class PendingRow(_Row):
+    """What an object waits for in a layer: permission, window, backoff, budget, job or blocked; and what exactly."""
+
+    layer: str
+    waiting_for: str
+    message: str
+
+
+class SuspendedRow(_Row):
+    """That an object is left alone: until when (None: until somebody resumes it), by whom and why."""
+
+    until: float | None
+    by: str
+    reason: str
+    at: float
+
+
+class PresentRow(_Row):
+    """An object as the controller sees it. ``unknown`` are the layers that could not be judged."""
+
+    object: str
+    host: str
+    mode: str
+    conditions: list[SinceRow]
+    drift: list[DriftingRow]
+    unknown: list[UnknownRow]
+    pending: list[PendingRow]
+    suspended: SuspendedRow | None
+    backoff_seconds: float
+    last_success: float | None
+
+
+class LookedRow(_Row):
+    """How a host was last looked at: whether it answered, when it last did, and how many seconds the look took."""
+
+    host: str
+    up: bool
+    last_seen: float | None
+    observe_seconds: float | None
+
+
+class FollowedRow(_Row):
+    """The specs that are followed: their git commit, when they were last read without an error, and errors now."""
+
+    commit: str
+    dirty: bool
+    loaded: float | None
+    errors: list[ErrorRow]
+
+
+class ControllerReport(_Row):
+    """What a running controller answers at ``/status``. Times are UNIX seconds.
+
+    ``healthy``: the loop moves. ``ready``: specs are loaded, and every host was looked at once. ``notes`` are for
+    people.
+    """
+
+    version: str
+    healthy: bool
+    ready: bool
+    last_pass: float | None
+    specs: FollowedRow
+    hosts: list[LookedRow]
+    objects: list[PresentRow]
+    running: list[RunningRow]
+    notes: list[str]
+
+
 Printed = (
     PlanReport
     | DrainReport
     | NextBootReport
+    | ControllerReport
     | OnceReport
     | StatusReport
     | WhyReport
@@ -354,6 +445,7 @@ Printed = (
 PRINTED: Mapping[str, type[Printed]] = {
     "plan": PlanReport,
     "next-boot": NextBootReport,
+    "controller": ControllerReport,
     "once": OnceReport,
     "status": StatusReport,
     "drain": DrainReport,
