@@ -11,7 +11,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from controller.core import observe, windows
@@ -19,20 +19,23 @@ from controller.core.batch import batch
 from controller.core.conditions import BREAKER_OPEN, SPEC_ERRORS, Condition, Status, Type, of_all
 from controller.core.groups import last_healthy
 from controller.core.next_steps import Next, next_steps
-from controller.core.permissions import Approval, Grants, lapsed
+from controller.core.permissions import Approval, Grants
 from controller.core.suspension import Suspension, held_by
 from controller.core.view import View
 from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen
 from controller.facts.units import Job, Unit
 from controller.facts.words import FleetFacts, HostFacts, Known, Observation, Unknown
-from controller.run.audit import Audit
 from controller.run.ended import Ended, Result, busy, failed_job, judge, last_words
-from controller.run.memory import Backoff, Event, Key, Kind, Memory, Outcome
-from controller.run.picture import Counters, HostPicture, Pending, Picture, WaitingFor
+from controller.run.git import Commit
+from controller.run.memory import Backoff, Drifting, Event, Kept, Key, Kind
+from controller.run.picture import Board, Looked, Pending, Picture, StepKind, WaitingFor
+from controller.run.records import Records
+from controller.run.state import NoState
+from controller.spec.errors import SpecError
 from controller.spec.load import Reading
 from controller.spec.model import Specs
 from controller.spec.ref import Ref
-from controller.world.port import Done, Look, Lost, Order, Refused
+from controller.world.port import Done, Look, Lost, Order
 from controller.world.port import Outcome as Said
 
 PERIOD = 20.0  # seconds between looks at a host on which nothing happens
@@ -48,6 +51,7 @@ SOON = 3.0  # seconds until a step is tried again that was refused because the f
 HELD = 15.0  # seconds until a step is tried again on a host that another controller holds
 PERIOD_OF_BREAKER = 3600.0  # seconds in which
 TRIES_OF_BREAKER = 3  # steps that disrupt and do not help are enough
+FORGOTTEN = 7 * 86400.0  # seconds after which it is not asked any more how a step ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +84,15 @@ class _Eye:
 
 @dataclass
 class _Doing:
-    """A step at work. ``step`` and ``before`` are None for one of an earlier life of the controller."""
+    """A step at work, what was known when it was begun, and how its script ended (``over``: in Moment.now)."""
 
-    key: str
-    id: str
-    object: Ref
-    layer: str
-    action: str
+    step: Step
+    before: Next
+    grants: Grants
     cause: str
     began: float  # UNIX seconds
-    step: Step | None = None
-    before: Next | None = None
-    approvals: tuple[Approval, ...] = ()
     said: Said | None = None
-    over: float = math.inf  # when it ended, in seconds of Moment.now
+    over: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +110,17 @@ class _Past:
 class Loop:
     """See the module. All methods are for one thread; ``picture`` gives values that any thread may read."""
 
-    def __init__(self, layers: Sequence[Layer], memory: Memory, audit: Audit, chance: random.Random) -> None:
+    def __init__(self, layers: Sequence[Layer], records: Records, board: Board, chance: random.Random) -> None:
         self._layers = layers
         self._parsers = observe.parsers(layers)
-        self._memory = memory
-        self._audit = audit
+        self._records = records
+        self._memory = records.memory
+        self._board = board
         self._chance = chance
         self._reading: Reading | None = None
         self._specs = Specs()
-        self._problem = ""
-        self._commit, self._dirty_tree = "", False
+        self._problem: SpecError | None = None
+        self._commit = Commit()
         self._loaded: float | None = None
         self._facts: FleetFacts = {}
         self._eyes: dict[str, _Eye] = {}
@@ -128,13 +128,14 @@ class Loop:
         self._changed = True  # since the last judgement
         self._conditions: dict[Ref, tuple[Condition, ...]] = {}
         self._ready: frozenset[Ref] = frozenset()
-        self._synced: dict[Ref, str] = {}  # what an object and what it stands on meant when it was last in sync
+        self._kept: dict[Ref, tuple[Kept, ...]] = {}
+        self._drifting: dict[tuple[Ref, str], Drifting] = {}
         self._at_work: dict[str, _Doing] = {}
         self._jobs: dict[str, _Doing] = {}
-        self._earlier: list[_Doing] = []
+        self._earlier: list[Event] = []
         self._lost: dict[str, tuple[str, float]] = {}
         self._rebooting: dict[str, float] = {}
-        self._backoffs: dict[Key, Backoff] = memory.backoffs()
+        self._backoffs: dict[Key, Backoff] = {}
         self._past: deque[_Past] = deque()
         self._resumed: dict[Ref, float] = {}
         self._tripped: set[str] = set()
@@ -143,24 +144,20 @@ class Loop:
         self._pending: dict[tuple[Ref, str], Pending] = {}
         self._succeeded: dict[Ref, float] = {}
         self._stopping = False
-        self.counters = Counters()
 
     # --- what happened ---
 
     def begin(self, moment: Moment) -> None:
-        """Take up what an earlier life of the controller has left: steps that it began, and what it counted."""
-        events = self._memory.events(since=moment.unix - PERIOD_OF_BREAKER)
-        for event in events:
-            if event.kind == Kind.STEP_ENDED and event.object is not None:
+        """Take up what an earlier life of the controller has left. Raises NoState."""
+        self._backoffs = self._memory.backoffs()
+        ended = self._memory.events(kind=Kind.STEP_ENDED, since=moment.unix - FORGOTTEN)
+        for event in ended:
+            if event.at >= moment.unix - PERIOD_OF_BREAKER and event.object is not None:
                 worked = event.result == Result.WORKED
                 self._past.append(_Past(event.at, event.step, event.object, event.layer, event.action, worked))
-        over = {e.key.removesuffix(":ended") for e in self._memory.events(kind=Kind.STEP_ENDED)}
-        for event in self._memory.events(kind=Kind.STEP_STARTED):
-            key = event.key.removesuffix(":started")
-            if key not in over and event.object is not None:
-                self._earlier.append(
-                    _Doing(key, event.step, event.object, event.layer, event.action, event.cause, event.at)
-                )
+        over = {event.key.removesuffix(":ended") for event in ended}
+        started = self._memory.events(kind=Kind.STEP_STARTED, since=moment.unix - FORGOTTEN)
+        self._earlier = [event for event in started if event.key.removesuffix(":started") not in over]
         self.reconsider(moment)
 
     def reconsider(self, moment: Moment) -> None:
@@ -173,18 +170,22 @@ class Loop:
         self._changed = True
 
     def take_specs(
-        self, reading: Reading, moment: Moment, commit: str = "", dirty: bool = False, problem: str = ""
+        self, reading: Reading, moment: Moment, commit: Commit | None = None, problem: SpecError | None = None
     ) -> None:
-        """Go on with other specs. ``problem`` says why there was nothing to read; nothing is done then."""
+        """Go on with other specs. ``problem`` says why nothing could be read: then nothing is done."""
         before, self._specs = self._specs, reading.specs
-        self._reading, self._problem = reading, problem
-        self._commit, self._dirty_tree, self._loaded = commit, dirty, moment.unix
-        gone = {name for name in self._eyes if name not in self._specs.hosts}
-        self._eyes = {name: eye for name, eye in self._eyes.items() if name not in gone}
-        self._facts = {name: facts for name, facts in self._facts.items() if name not in gone}
-        for name in self._specs.hosts:
-            self._eyes.setdefault(name, _Eye(due=moment.now))
-        self._remember_specs(before, moment)
+        self._reading, self._problem, self._commit = reading, problem, commit or Commit()
+        if not reading.errors and problem is None:
+            self._loaded = moment.unix
+        self._records.use(self._specs, self._commit)
+        self._eyes = {name: self._eyes.get(name, _Eye(due=moment.now)) for name in self._specs.hosts}
+        self._facts = {name: facts for name, facts in self._facts.items() if name in self._eyes}
+        self._succeeded = {ref: at for ref, at in self._succeeded.items() if ref in self._specs}
+        for obj in before:
+            if obj.ref in self._specs and self._specs.digest_of(obj.ref) != before.digest_of(obj.ref):
+                self._forgive(obj.ref)
+                self._resumed[obj.ref] = moment.unix
+        self._conditions = {}  # all are kept anew, under the digests of the present specs
         self._changed = True
 
     def seen(self, observation: Observation, moment: Moment) -> None:
@@ -203,7 +204,7 @@ class Loop:
     def performed(self, step: str, said: Said, moment: Moment) -> None:
         """A step has come to its end, or it is not known whether."""
         doing = self._at_work.get(step)
-        if doing is None or doing.step is None:
+        if doing is None:
             return
         doing.said, doing.over = said, moment.now
         if isinstance(said, Lost):
@@ -241,7 +242,12 @@ class Loop:
 
     def due(self, moment: Moment) -> float:
         """In how many seconds there may be something to do, if nothing happens before."""
-        times = [eye.due if eye.asked is None else eye.asked + SLOW for eye in self._eyes.values()]
+        hot = self._hot()
+        times = [
+            min(eye.due, eye.seen + POLL if name in hot else math.inf) if eye.asked is None else eye.asked + SLOW
+            for name, eye in self._eyes.items()
+            if eye.asked is None or eye.asked + SLOW > moment.now
+        ]
         times += [
             moment.now + max(0.0, b.until - moment.unix) for b in self._backoffs.values() if b.until > moment.unix
         ]
@@ -249,78 +255,47 @@ class Loop:
             times.append(moment.now + 5.0)
         return max(0.0, min(times, default=moment.now + 60.0) - moment.now)
 
-    def picture(self, moment: Moment) -> Picture:
+    def picture(self) -> Picture:
         """What metrics, health and status are made from."""
-        reading = self._reading
+        for ref in self._ready:
+            eye = self._eyes.get(self._specs.below(ref)[-1].name)
+            if eye is not None and eye.answered is not None:
+                self._succeeded[ref] = eye.answered
+        errors = self._reading.errors if self._reading is not None else ()
         return Picture(
             specs=self._specs,
+            spec_errors=(*errors, self._problem) if self._problem is not None else errors,
+            loaded=self._loaded,
+            commit=self._commit.id,
+            dirty=self._commit.dirty,
             facts=self._facts,
-            upcoming=self._upcoming,
-            conditions=self._memory.conditions(self._conditions),
-            drifts=self._memory.drifts(),
-            pending=tuple(self._pending.values()),
-            suspensions=dict(self._suspensions),
             hosts={
-                name: HostPicture(
-                    up=name in self._facts and self._facts[name].failure is None,
-                    last_seen=eye.answered,
-                    observe_seconds=eye.took,
-                )
+                name: Looked(name in self._facts and self._facts[name].failure is None, eye.answered, eye.took)
                 for name, eye in self._eyes.items()
             },
-            backoffs={
-                ref: max(0.0, max(b.until for key, b in self._backoffs.items() if key[0] == ref) - moment.unix)
-                for ref in {key[0] for key in self._backoffs}
-            },
+            observed=self._reading is not None and all(eye.seen > -math.inf for eye in self._eyes.values()),
+            upcoming=self._upcoming,
+            conditions=self._kept,
+            drifts=self._drifting,
+            pending=tuple(self._pending.values()),
+            suspensions=dict(self._suspensions),
+            backoff=self._backoff_of_objects(),
             last_success=dict(self._succeeded),
-            spec_errors=tuple(str(e) for e in reading.errors) + ((self._problem,) if self._problem else ())
-            if reading is not None
-            else (),
-            last_load=self._loaded,
-            commit=self._commit,
-            dirty=self._dirty_tree,
-            last_pass=moment.unix,
-            observed=bool(self._eyes) and all(eye.seen > -math.inf for eye in self._eyes.values()),
-            counters=self.counters,
+            notes=self._memory.notes,
         )
+
+    def _backoff_of_objects(self) -> dict[Ref, float]:
+        longest: dict[Ref, float] = {}
+        for (ref, _, _), backoff in self._backoffs.items():
+            longest[ref] = max(longest.get(ref, 0.0), _pause(backoff.tries))
+        return longest
 
     # --- specs ---
 
-    def _remember_specs(self, before: Specs, moment: Moment) -> None:
-        known = {obj.ref: before.digest_of(obj.ref) for obj in before}
-        changed = [obj.ref for obj in self._specs if known.get(obj.ref) != self._specs.digest_of(obj.ref)]
-        with self._memory.together():
-            for ref in known.keys() - {obj.ref for obj in self._specs}:
-                self._memory.forget(ref)
-                self._conditions.pop(ref, None)
-                self._succeeded.pop(ref, None)
-            for ref in changed:
-                digest = self._specs.digest_of(ref)
-                new = self._memory.applied(ref, digest, self._specs.canonical(ref), self._commit, moment.unix)
-                if ref in known or new:
-                    self._forgive(ref)
-                if new:
-                    message = f"the spec of {ref} has changed"
-                    self._event(Kind.SPEC, moment, message, object=ref, digest=digest)
-        if not before:
-            self._synced = {
-                obj.ref: self._meaning(obj.ref)
-                for obj in self._specs
-                if all(self._memory.reached(ref) == self._specs.digest_of(ref) for ref in self._specs.below(obj.ref))
-            }
-
-    def _meaning(self, ref: Ref) -> str:
-        """What an object and what it stands on mean."""
-        return " ".join(self._specs.digest_of(each) for each in self._specs.below(ref) if each in self._specs)
-
-    def _cause(self, ref: Ref) -> str:
-        """Whether drift of an object comes from its spec or from the world: was it in sync with this very spec?"""
-        return "corrective" if ref in self._specs and self._synced.get(ref) == self._meaning(ref) else "intentional"
-
     def _broken(self, step: Step) -> str:
         """Why nothing may be done to what a step touches as far as spec files go."""
-        if self._problem:
-            return f"{self._problem}; nothing is done until there are specs again"
+        if self._problem is not None:
+            return f"{self._problem.says}; nothing is done until there are specs again"
         reading = self._reading
         if reading is None or reading.all_frozen:
             return "a spec file that may hold the Fleet's defaults has errors: no object's meaning is certain"
@@ -367,7 +342,7 @@ class Loop:
     def _hot(self) -> set[str]:
         """Hosts on which something is at work, or will come back soon."""
         hot = {host for _, wait in self._upcoming.waiting for host in wait.hosts}
-        hot |= {host for doing in self._at_work.values() if doing.step is not None for host in doing.step.hosts}
+        hot |= {host for doing in self._at_work.values() for host in doing.step.hosts}
         return hot | set(busy(self._facts)) | set(self._rebooting) | set(self._lost)
 
     # --- judging ---
@@ -377,68 +352,40 @@ class Loop:
             return
         self._changed = False
         self._upcoming = next_steps(self._layers, View(self._specs, self._facts))
-        with self._memory.together():
-            for doing in list(self._jobs.values()):
-                self._settle_job(doing, moment)
-            self._settle_earlier(moment)
-            self._keep_conditions(moment)
-        self._lapse(moment)
+        for doing in list(self._jobs.values()):
+            self._settle_job(doing, moment)
+        self._settle_earlier(moment)
+        self._keep(moment)
+        self._changed = False
 
     def _grants(self) -> Grants:
         return Grants(self._specs, approvals=self._approvals)
 
-    def _keep_conditions(self, moment: Moment) -> None:
+    def _keep(self, moment: Moment) -> None:
+        """Keep the conditions and drift that follow; of conditions, those that are others than before."""
         grants = self._grants()
         lacking, failed, stopped = {}, {}, {}
         for step in self._upcoming.ready:
+            backoff = self._backoffs.get((step.object, step.layer, step.action))
             if why := self._broken(step):
                 stopped[step.id] = (SPEC_ERRORS, why)
             elif why := self._open_breaker(step, moment):
                 stopped[step.id] = (BREAKER_OPEN, why)
-            elif (
-                backoff := self._backoffs.get((step.object, step.layer, step.action))
-            ) is not None and backoff.message:
+            elif backoff is not None:
                 failed[step.id] = backoff.message
             elif missing := grants.missing(step):
                 lacking[step.id] = ", ".join(map(str, missing))
             elif not grants.may(step):
                 lacking[step.id] = f"policy: {{mode: enforce}} in {step.object}"
         conditions = of_all([obj.ref for obj in self._specs], self._upcoming, lacking, failed, stopped)
-        self._ready = frozenset(ref for ref, each in conditions.items() if _is_ready(each))
-        for ref, each in conditions.items():
-            if each != self._conditions.get(ref):
-                self._keep_condition(ref, each, moment)
+        new = {ref: each for ref, each in conditions.items() if each != self._conditions.get(ref)}
+        self._records.seen(self._upcoming, new, moment.unix)
         self._conditions = conditions
-        drifted = {
-            (j.object, j.layer): (j.verdict.reason, self._cause(j.object))
-            for j in self._upcoming.judged
-            if isinstance(j.verdict, Drift)
-        }
-        self._memory.keep_drifts(drifted, moment.unix)
-
-    def _keep_condition(self, ref: Ref, conditions: tuple[Condition, ...], moment: Moment) -> None:
-        digest = self._specs.digest_of(ref)
-        for kept in self._memory.keep_conditions(ref, conditions, digest, moment.unix):
-            if kept.type in (Type.READY, Type.STALLED):
-                message = f"{kept.type} is {kept.status} ({kept.reason}): {kept.message}".rstrip(": ")
-                self._event(
-                    Kind.CONDITION, moment, message, object=ref, action=kept.type, result=kept.status, digest=digest
-                )
-        if ref in self._ready:
-            self._synced[ref] = self._meaning(ref)
-            self._memory.outcome(ref, digest, Outcome.REACHED, moment.unix)
+        self._ready = frozenset(ref for ref, each in conditions.items() if _is_ready(each))
+        for ref in self._ready & new.keys():
             self._forgive(ref)
-        elif any(c.type is Type.STALLED and c.reason == "step-failed" and c.status is Status.TRUE for c in conditions):
-            self._memory.outcome(ref, digest, Outcome.FAILED, moment.unix)
-
-    def _lapse(self, moment: Moment) -> None:
-        for approval in self._approvals:
-            if why := lapsed(approval, self._specs, self._ready):
-                self._memory.lapse(approval.id, moment.unix)
-                self._event(
-                    Kind.APPROVAL, moment, f"an approval has lapsed: {why}", object=approval.object, action="lapse"
-                )
-                self._approvals = tuple(a for a in self._approvals if a != approval)
+        self._approvals = tuple(self._memory.approvals(moment.unix))
+        self._kept, self._drifting = self._memory.conditions(conditions), self._memory.drifts()
 
     # --- steps ---
 
@@ -446,15 +393,15 @@ class Loop:
         self._pending = {}
         steps = [step for step in self._upcoming.ready if not self._kept_back(step, moment)]
         self._note_waits()
-        mine = [doing.step for doing in self._at_work.values() if doing.step is not None]
+        mine = [doing.step for doing in self._at_work.values()]
         at_my_work = {host for step in mine for host in step.hosts}
         theirs = {**busy(self._facts), **self._reboots(moment), **self._in_doubt(moment)}
         chosen = batch(steps, self._specs.fleet.limits, frozenset(theirs) - at_my_work, mine)
         orders = [order for step in chosen if (order := self._begin(step, moment)) is not None]
         begun = {order.step.id for order in orders}
         for step in steps:
-            if step.id not in begun and step.id not in self._at_work:
-                self._pend(step, WaitingFor.BUDGET, "waits for its turn, or for fresh facts")
+            if step.id not in begun and (step.object, step.layer) not in self._pending:
+                self._pend(step, WaitingFor.BUDGET, "waits for its turn, or for a fresh look at its hosts")
         return orders
 
     def _kept_back(self, step: Step, moment: Moment) -> bool:
@@ -477,7 +424,7 @@ class Loop:
             return self._pend(step, WaitingFor.BACKOFF, backoff.message)
         if why := windows.closed(step, self._specs, moment.date):
             return self._pend(step, WaitingFor.WINDOW, why)
-        taken = frozenset(d.object for each in self._at_work.values() if each.step for d in each.step.disrupts)
+        taken = frozenset(d.object for each in self._at_work.values() for d in each.step.disrupts)
         if why := last_healthy(step, self._specs, self._ready - taken):
             return self._pend(step, WaitingFor.BUDGET, why)
         return False
@@ -505,27 +452,19 @@ class Loop:
         if old or units is None:
             return None
         grants = self._grants()
-        doing = _Doing(
-            key=f"{self._chance.getrandbits(64):016x}",
-            id=step.id,
-            object=step.object,
-            layer=step.layer,
-            action=step.action,
-            cause=self._cause(step.object),
-            began=moment.unix,
-            step=step,
-            before=self._upcoming,
-            approvals=grants.needed(step),
-        )
-        self._at_work[step.id] = doing
-        self._event(Kind.STEP_STARTED, moment, step.summary, doing)
-        self._audit.started(step, grants, self._commit, moment.unix)
+        try:  # first: what cannot be recorded is not begun
+            cause = self._records.cause(step.object)
+            self._records.started(step, self._upcoming, grants, moment.unix)
+        except NoState as error:
+            self._pend(step, WaitingFor.BLOCKED, str(error))
+            return None
+        self._at_work[step.id] = _Doing(step, self._upcoming, grants, cause, moment.unix)
         return Order(step, units.generation, units.boot_id)
 
     def _settle_if_seen(self, doing: _Doing, moment: Moment) -> None:
         """Judge a step that has ended, when all hosts that it touched were looked at after that."""
-        step, said, before = doing.step, doing.said, doing.before
-        if step is None or said is None or before is None:
+        step, said = doing.step, doing.said
+        if said is None:
             return
         eyes = [self._eyes[host] for host in step.hosts if host in self._eyes]
         if isinstance(said, Done) and any(eye.seen < doing.over for eye in eyes):
@@ -535,13 +474,11 @@ class Loop:
             self._jobs[step.id] = doing
             self._settle_job(doing, moment)
         else:
-            self._settle(doing, judge(step, said, before, self._upcoming), moment)
+            self._settle(doing, judge(step, said, doing.before, self._upcoming), moment)
 
     def _settle_job(self, doing: _Doing, moment: Moment) -> None:
         """A job that was started ends some time, or is not there any more."""
-        step, before = doing.step, doing.before
-        if step is None or before is None:
-            return
+        step = doing.step
         units = observe.units(self._facts[step.hosts[0]]) if step.hosts[0] in self._facts else None
         if units is None or step.job is None:
             return
@@ -551,78 +488,88 @@ class Loop:
         elif job is not None and job.id == step.id and job.running:
             return
         else:
-            ended = judge(step, Done(0, "", ""), before, self._upcoming)
-        self._jobs.pop(step.id, None)
+            ended = judge(step, Done(0, "", ""), doing.before, self._upcoming)
+        del self._jobs[step.id]
         self._settle(doing, ended, moment)
 
     def _settle_earlier(self, moment: Moment) -> None:
         """Steps that an earlier life of the controller began: what the hosts say of them is how they ended."""
         if not self._earlier or any(eye.seen == -math.inf for eye in self._eyes.values()):
             return
-        units = [found for facts in self._facts.values() if (found := observe.units(facts)) is not None]
         there: dict[str, Unit | Job] = {}
-        for each in units:
-            there.update({unit.id: unit for unit in (each.step, *each.jobs) if unit is not None})
+        for facts in self._facts.values():
+            if (units := observe.units(facts)) is not None:
+                there.update({unit.id: unit for unit in (units.step, *units.jobs) if unit is not None})
+        silent = any(observe.units(facts) is None for facts in self._facts.values())
         left = []
-        for doing in self._earlier:
-            unit = there.get(doing.id)
-            if unit is not None and unit.running:
-                left.append(doing)
-                continue
-            result, message = self._how_it_ended(doing, unit)
-            self._note_end(doing, result, message, moment)
+        for event in self._earlier:
+            unit = there.get(event.step)
+            if unit.running if unit is not None else silent:
+                left.append(event)  # it is at work, or it may be on a host that does not answer
+            elif event.object is not None:
+                result, message = self._how_it_ended(event, event.object, unit)
+                over = dataclasses.replace(
+                    event,
+                    key=f"{event.key.removesuffix(':started')}:ended",
+                    at=moment.unix,
+                    kind=Kind.STEP_ENDED,
+                    result=result,
+                    message=message,
+                    seconds=moment.unix - event.at,
+                )
+                if self._memory.event(over):
+                    what = (event.object, event.layer, event.action)
+                    self._count(event.step, what, event.cause, result, message, moment.unix - event.at, moment)
         self._earlier = left
 
-    def _how_it_ended(self, doing: _Doing, unit: Unit | None) -> tuple[Result, str]:
+    def _how_it_ended(self, event: Event, ref: Ref, unit: Unit | None) -> tuple[Result, str]:
         if unit is None:
-            return Result.LOST, "the controller was stopped meanwhile, and its host does not know of it"
+            return Result.LOST, "the controller was stopped meanwhile, and no host knows of it"
         if unit.rc != 0:
             return Result.FAILED, f"it ended ({unit.how}, exit {unit.rc}) while the controller was stopped"
-        verdict = self._upcoming.verdict(doing.object, doing.layer)
-        again = isinstance(verdict, Drift) and isinstance(verdict.remedy, Step) and verdict.remedy.id == doing.id
+        verdict = self._upcoming.verdict(ref, event.layer)
+        again = isinstance(verdict, Drift) and isinstance(verdict.remedy, Step) and verdict.remedy.id == event.step
         if again or isinstance(verdict, Unseen):
-            return Result.LOST, f"it ended while the controller was stopped, and {doing.layer} is still not right"
+            return Result.LOST, f"it ended while the controller was stopped, and {event.layer} is still not right"
         return Result.WORKED, "it ended while the controller was stopped"
 
     def _settle(self, doing: _Doing, ended: Ended, moment: Moment) -> None:
-        self._audit.ended(ended, self._commit, moment.unix)
-        self._note_end(doing, ended.result, ended.message, moment)
-        if ended.result is Result.WORKED:
-            for approval in doing.approvals:
-                self._memory.used(approval.id, moment.unix)
-                self._approvals = tuple(a for a in self._approvals if a.id != approval.id)
+        step = doing.step
+        self._records.ended(ended, doing.grants, moment.unix)
+        self._approvals = tuple(self._memory.approvals(moment.unix))
+        what = (step.object, step.layer, step.action)
+        self._count(step.id, what, doing.cause, ended.result, ended.message, moment.unix - doing.began, moment)
 
-    def _note_end(self, doing: _Doing, result: Result, message: str, moment: Moment) -> None:
-        """Keep how a step ended, and when it may be tried again."""
-        seconds = max(0.0, moment.unix - doing.began)
-        if not self._event(Kind.STEP_ENDED, moment, message, doing, result=result, seconds=seconds):
-            return
-        self.counters.step(doing.layer, doing.action, doing.cause, result, seconds)
-        worked = result is Result.WORKED
-        self._past.append(_Past(moment.unix, doing.id, doing.object, doing.layer, doing.action, worked))
+    def _count(
+        self, step: str, what: Key, cause: str, result: Result, message: str, seconds: float, moment: Moment
+    ) -> None:
+        """Count a step that has ended, and decide when it may be tried again if it is needed again."""
+        ref, layer, action = what
+        self._board.step_ended(StepKind(layer, action, cause, result), max(0.0, seconds))
+        if result not in (Result.STALE, Result.REFUSED):  # nothing was done then
+            self._past.append(_Past(moment.unix, step, ref, layer, action, result is Result.WORKED))
         self._changed = True  # conditions say what has failed
-        key = (doing.object, doing.layer, doing.action)
+        times = self._times(step, ref, moment)
         if result is Result.STALE:
-            self._back_off(key, SOON, message, moment)
+            self._back_off(what, SOON, message, moment)
         elif result is Result.REFUSED:
-            self._back_off(key, HELD, message, moment)
-        elif not worked:
-            self._back_off(key, None, message, moment)
-        elif self._times(doing, moment) > 1:
-            again = f"{doing.action} was done {self._times(doing, moment)} times within an hour and is needed again"
-            self._back_off(key, None, again, moment)
+            self._back_off(what, HELD, message, moment)
+        elif result is not Result.WORKED:
+            self._back_off(what, None, message, moment)
+        elif times > 1:
+            self._back_off(what, None, f"{action} was done {times} times within an hour and is needed again", moment)
         else:
-            self._forgive(key)
+            self._forgive(what)
 
-    def _times(self, doing: _Doing, moment: Moment) -> int:
+    def _times(self, step: str, ref: Ref, moment: Moment) -> int:
         """How often the very same step was done lately: what is needed again and again does not help."""
-        since = max(moment.unix - PERIOD_OF_BREAKER, self._resumed.get(doing.object, -math.inf))
-        return sum(1 for past in self._past if past.id == doing.id and past.unix >= since)
+        since = max(moment.unix - PERIOD_OF_BREAKER, self._resumed.get(ref, -math.inf))
+        return sum(1 for past in self._past if past.id == step and past.unix >= since)
 
     def _back_off(self, key: Key, seconds: float | None, message: str, moment: Moment) -> None:
         """Leave a step alone for so long; None: for longer each time."""
         tries = self._backoffs[key].tries + 1 if key in self._backoffs else 1
-        wait = min(BACKOFF[1], BACKOFF[0] * 2.0 ** min(tries - 1, 20)) if seconds is None else seconds
+        wait = _pause(tries) if seconds is None else seconds
         self._backoffs[key] = backoff = Backoff(tries, moment.unix + wait, message)
         self._memory.back_off(key, backoff)
 
@@ -650,9 +597,8 @@ class Loop:
         trip = f"breaker:{step.object}:{step.layer}:{step.action}:{useless[0].unix:.0f}"
         if trip not in self._tripped:
             self._tripped.add(trip)
-            self._event(
-                Kind.BREAKER, moment, message, object=step.object, layer=step.layer, action=step.action, key=trip
-            )
+            what = (step.layer, step.action, step.id)
+            self._memory.event(Event(trip, moment.unix, Kind.BREAKER, step.object, *what, message=message))
         return message
 
     def _reboots(self, moment: Moment) -> dict[str, str]:
@@ -682,32 +628,10 @@ class Loop:
             host: f"{step} may still run on {host}, which does not answer" for host, (step, _) in self._lost.items()
         }
 
-    # --- events ---
 
-    def _event(
-        self,
-        kind: Kind,
-        moment: Moment,
-        message: str,
-        doing: _Doing | None = None,
-        **more: object,
-    ) -> bool:
-        if doing is not None:
-            end = {Kind.STEP_STARTED: "started", Kind.STEP_ENDED: "ended"}[kind]
-            digest = self._specs.digest_of(doing.object) if doing.object in self._specs else ""
-            more = {
-                "key": f"{doing.key}:{end}",
-                "object": doing.object,
-                "layer": doing.layer,
-                "action": doing.action,
-                "step": doing.id,
-                "cause": doing.cause,
-                "digest": digest,
-                **more,
-            }
-        key = str(more.pop("key", f"{self._chance.getrandbits(64):016x}"))
-        event = Event(key, moment.unix, kind, message=message, commit=self._commit, **more)  # type: ignore[arg-type]
-        return self._memory.event(event)
+def _pause(tries: int) -> float:
+    """Seconds until a step that did not work so often is tried again."""
+    return min(BACKOFF[1], BACKOFF[0] * 2.0 ** min(tries - 1, 20))
 
 
 def _is_ready(conditions: Iterable[Condition]) -> bool:

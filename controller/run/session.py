@@ -10,10 +10,13 @@ from pathlib import Path
 
 from controller.core.batch import kept_apart
 from controller.core.next_steps import Next, next_steps
+from controller.core.permissions import Grants
 from controller.core.view import View
+from controller.core.words import Disruption
 from controller.layers.order import ORDER
 from controller.run import state
 from controller.run.eyes import Eyes
+from controller.run.memory import Memory
 from controller.run.once import Clock
 from controller.spec.model import Lifecycle, Specs
 from controller.spec.ref import Ref
@@ -109,16 +112,38 @@ class Session:
     clock: Clock
     eyes: Eyes
     narrowed: Narrow
+    memory: Memory
     hosts: tuple[str, ...] = field(default=())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people have to know of the world before they read what it says."""
-        return self.world.notes if isinstance(self.world, SimWorld) else ()
+        """What people have to know of the world and of the memory before they read what they say."""
+        return (*(self.world.notes if isinstance(self.world, SimWorld) else ()), *self.memory.notes)
+
+    @property
+    def at(self) -> float:
+        """The time now, in UNIX seconds of the fleet's clock."""
+        return self.clock.date().timestamp()
+
+    def grants(self, given: frozenset[Disruption] = frozenset()) -> Grants:
+        """What the specs allow, what is given on the command line, and the approvals in force. Raises NoState."""
+        return Grants(self.specs, given, tuple(self.memory.approvals(self.at)))
+
+    def close(self) -> None:
+        """Give the world and the memory back. Raises OSError."""
+        try:
+            self.world.close()
+        finally:
+            self.memory.close()
 
     def look(self) -> Next:
         """Look at every host that matters, and work out what follows."""
         self.eyes.look(self.hosts)
+        return self.upcoming
+
+    @property
+    def upcoming(self) -> Next:
+        """What follows from what was seen last."""
         return next_steps(ORDER, View(self.specs, self.eyes.facts))
 
     def excused(self, ref: Ref) -> bool:
@@ -129,13 +154,15 @@ class Session:
 
 def open_session(specs: Specs, fleet: str, state_dir: Path, narrowed: Narrow) -> Session:
     """Open the world that ``--fleet`` names: ``ssh``, or ``sim:FILE``. Raises Mistake, NoState."""
-    world, clock = _world(specs, fleet, state_dir)
+    world, clock = open_world(specs, fleet, state_dir)
+    memory = Memory.open(memory_dir(fleet, state_dir))
     concerned = kept_apart(narrowed.hosts or specs.hosts, specs.fleet.limits.never_together)
     hosts = tuple(host for host in specs.hosts if host in concerned)
-    return Session(specs, world, clock, Eyes(world, ORDER, specs), narrowed, hosts)
+    return Session(specs, world, clock, Eyes(world, ORDER, specs), narrowed, memory, hosts)
 
 
-def _world(specs: Specs, fleet: str, state_dir: Path) -> tuple[World, Clock]:
+def open_world(specs: Specs, fleet: str, state_dir: Path) -> tuple[World, Clock]:
+    """The world that ``--fleet`` names, and its clock. Raises Mistake, NoState."""
     if fleet == "ssh":
         return SshWorld(specs, state_dir, state.identity(state_dir), ORDER), WallClock()
     if not fleet.startswith("sim:"):

@@ -131,6 +131,11 @@ class SimWorld:
     def use(self, specs: Specs) -> None:
         """Do nothing: the fleet is what its file says."""
 
+    def go_by(self, seconds: float) -> None:
+        """Let time go by on the fleet beside whatever else is done with it."""
+        with self._lock:
+            self.clock.wait(seconds)
+
     def perform(self, order: Order) -> Outcome:
         """Play a step. Raises Killed where a fault kills the controller."""
         with self._lock:
