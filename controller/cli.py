@@ -21,16 +21,19 @@ from controller.commands.common import (
     Common,
     Ends,
     common,
+    conditions_of,
     confirmed,
     found,
-    grants_given,
+    given_on,
     load_specs,
     look,
+    looked_at,
     opened,
     planned,
     print_json,
+    recorder,
+    remembered,
 )
-from controller.core import conditions
 from controller.core.permissions import Grants, asked_for
 from controller.layers.order import ORDER
 from controller.layers.shared.truth import Impossible
@@ -132,12 +135,12 @@ def main(
     if not once:
         raise Ends("cannot tell what to do: give a command, or --once; `reconcile --help` lists them")
     specs = load_specs(shared, COULD_NOT)
-    grants = grants_given(specs, allow)
+    given = given_on(specs, allow)
     with opened(shared, specs) as work:
         if dry_run or shared.read_only:
-            _plan(shared, work, grants, scripts=False, detailed=False)
+            _plan(shared, work, work.grants(given), scripts=False, detailed=False)
         else:
-            _once(shared, work, grants, yes, timeout, ignore_windows)
+            _once(shared, work, work.grants(given), yes, timeout, ignore_windows)
 
 
 for _option in reversed(_ONCE):
@@ -150,21 +153,38 @@ def _once(
     takes = work.narrowed.takes
     try:
         with state.Lock(state.directory(shared.state)):
+            held = work.memory.suspensions(work.at)
             if yes:
                 predicted = planned(shared, work)
                 if not shared.json:
-                    report = model.plan_report(predicted, work.specs, work.eyes.facts, grants, takes, scripts=False)
+                    report = model.plan_report(predicted, work.specs, work.eyes.facts, grants, takes, False, held)
                     click.echo(text.plan_text(report) + "\n")
-                grants = Grants(work.specs, grants.given | asked_for(p.step for p in predicted.steps))
+                grants = dataclasses.replace(grants, given=grants.given | asked_for(p.step for p in predicted.steps))
             else:
                 look(shared, work)
+            records = recorder(shared, work)
+            upcoming = work.upcoming
+            records.seen(upcoming, conditions_of(work, looked_at(work), upcoming, grants, {}), work.at)
             with tell.Told(work.eyes, work.clock, shared.json) as told:
-                done = Pass(
-                    work.world, ORDER, work.specs, grants, work.clock, told, timeout, takes, ignore_windows
-                ).run(work.eyes)
+                one = Pass(
+                    work.world,
+                    ORDER,
+                    work.specs,
+                    grants,
+                    work.clock,
+                    told,
+                    timeout,
+                    takes,
+                    ignore_windows,
+                    held,
+                    records,
+                )
+                done = one.run(work.eyes)
+            refs = looked_at(work)
+            records.seen(done.upcoming, conditions_of(work, refs, done.upcoming, one.grants, done.failed), work.at)
     except (state.StateInUse, state.NoState) as error:
         raise Ends(str(error)) from None
-    _end_of_once(shared, work, grants, done)
+    _end_of_once(shared, work, one.grants, done)
 
 
 def _end_of_once(shared: Common, work: session.Session, grants: Grants, done: Report) -> None:
@@ -204,16 +224,16 @@ def plan_command(
     specs = load_specs(shared)
     if next_boot and not shared.host:
         raise Ends("cannot tell whose next boot is meant: add --host NAME", COULD_NOT)
-    grants = grants_given(specs, allow)
+    given = given_on(specs, allow)
     with opened(shared, specs) as work:
         if next_boot:
             _next_boot(shared, work, detailed_exitcode)
-        _plan(shared, work, grants, show_scripts, detailed_exitcode)
+        _plan(shared, work, work.grants(given), show_scripts, detailed_exitcode)
 
 
 def _plan(shared: Common, work: session.Session, grants: Grants, scripts: bool, detailed: bool) -> None:
-    predicted = planned(shared, work)
-    report = model.plan_report(predicted, work.specs, work.eyes.facts, grants, work.narrowed.takes, scripts)
+    predicted, held = planned(shared, work), work.memory.suspensions(work.at)
+    report = model.plan_report(predicted, work.specs, work.eyes.facts, grants, work.narrowed.takes, scripts, held)
     if shared.json:
         print_json(report)
     else:
@@ -245,13 +265,8 @@ def status(shared: Common, name: str | None) -> None:
         upcoming = look(shared, work)
         seen = dataclasses.replace(upcoming, judged=tuple(j for j in upcoming.judged if takes(j.object, j.layer)))
         refs = [one] if one is not None else [obj.ref for obj in specs if takes(obj.ref, "")]
-        grants = Grants(specs)
-        lacking = {
-            s.id: ", ".join(map(str, grants.missing(s))) or "mode: enforce" for s in upcoming.ready if not grants.may(s)
-        }
-        report = model.status_report(
-            specs, seen, conditions.of_all(refs, seen, lacking, {}), model.running_rows(work.eyes.facts)
-        )
+        told = conditions_of(work, refs, seen, work.grants(), {})
+        report = model.status_report(specs, seen, told, model.running_rows(work.eyes.facts), remembered(work))
         if shared.json:
             print_json(report)
         else:
@@ -270,7 +285,7 @@ def why(shared: Common, name: str) -> None:
     ref = found(specs, name)
     with opened(shared, specs) as work:
         parts = tuple(reversed(specs.below(ref)))
-        report = model.why_report(ref, parts, look(shared, work), Grants(specs))
+        report = model.why_report(ref, parts, look(shared, work), work.grants(), remembered(work))
         if shared.json:
             print_json(report)
         else:
@@ -309,19 +324,24 @@ def _stop_all(
 ) -> None:
     """Stop what agrees to it, and say of the rest what it waits for."""
     specs, refs = stopped
-    grants = grants_given(specs, allow)
+    grants = dataclasses.replace(work.grants(given_on(specs, allow)), specs=specs)
 
     def takes(ref: Ref, layer: str) -> bool:
         return ref in refs and layer in ("", "container.power")
 
     try:
         with state.Lock(state.directory(shared.state)), tell.Told(work.eyes, work.clock, shared.json) as told:
-            done = Pass(work.world, ORDER, specs, grants, work.clock, told, STOPPING, takes).run(work.eyes)
+            held, records = work.memory.suspensions(work.at), recorder(shared, work)
+            done = Pass(
+                work.world, ORDER, specs, grants, work.clock, told, STOPPING, takes, suspensions=held, records=records
+            ).run(work.eyes)
     except (state.StateInUse, state.NoState) as error:
         raise Ends(str(error)) from None
     for step in (s for s in done.upcoming.ready if takes(s.object, s.layer) and not grants.may(s)):
         missing = " ".join(f"--allow {d}" for d in grants.missing(step)) or f"mode: enforce of {step.object}"
         click.echo(f"{step.object} is not stopped without {missing}", err=True)
+    for message in done.suspended.values():
+        click.echo(message, err=True)
     for judged, block in done.upcoming.blocked:
         if takes(judged.object, judged.layer):
             click.echo(f"{judged.object} is not stopped: {block.message}. To do: {block.needs}", err=True)

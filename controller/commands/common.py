@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from controller.core import conditions, suspension
+from controller.core.conditions import Condition
 from controller.core.next_steps import Next
 from controller.core.permissions import Grants
 from controller.core.plan import Plan, PlanLoop, plan
@@ -23,6 +25,8 @@ from controller.layers.order import ORDER
 from controller.report import model, tell, text
 from controller.run import session, state
 from controller.run import specs as spec_files
+from controller.run.git import commit_of
+from controller.run.records import Records
 from controller.spec.load import SpecErrors, load
 from controller.spec.model import Specs
 from controller.spec.policy import Permission
@@ -169,9 +173,11 @@ def opened(shared: Common, specs: Specs) -> Iterator[session.Session]:
         click.echo(note, err=True)
     try:
         yield work
+    except state.NoState as error:
+        raise Ends(str(error)) from None
     finally:
         try:
-            work.world.close()
+            work.close()
         except OSError as error:
             raise Ends(str(state.NoState(state_dir, error))) from None
 
@@ -191,22 +197,60 @@ def planned(shared: Common, work: session.Session) -> Plan:
         raise Ends(f"{loop}; this is a defect of reconcile, please report it with `reconcile snapshot`") from None
 
 
-def grants_given(specs: Specs, allow: tuple[str, ...]) -> Grants:
-    """What the specs allow and the command line gives."""
-    given = set()
-    for one in allow:
-        name, _, obj = one.partition(":")
-        if name not in set(Permission):
-            raise Ends(f"cannot give {one}: there is no class {name}; {session.there_are(name, Permission)}")
-        try:
-            ref = Ref.parse(obj) if "/" in obj else session.find(specs, obj)
-        except (ValueError, session.Mistake) as error:
-            raise Ends(f"cannot give {one}, write CLASS:KIND/NAME: {error}") from None
-        if specs.get(ref) is None:  # not an error: another tenant's guest, which a step may disrupt, is in no spec
-            close = session.there_are(str(ref), [str(o.ref) for o in specs])
-            click.echo(f"--allow {one}: no spec has {ref}" + (f"; {close}" if "mean" in close else ""), err=True)
-        given.add(Disruption(ref, Permission(name)))
-    return Grants(specs, frozenset(given))
+def recorder(shared: Common, work: session.Session) -> Records:
+    """The records of what this command does. Raises NoState."""
+    state_dir = state.directory(shared.state)
+    where = session.memory_dir(shared.fleet, state_dir)
+    commit = commit_of(spec_files.directory(shared.specs))
+    return Records(work.memory, where, state.identity(state_dir), work.specs, commit)
+
+
+def conditions_of(
+    work: session.Session, refs: Iterable[Ref], upcoming: Next, grants: Grants, failed: Mapping[str, str]
+) -> dict[Ref, tuple[Condition, ...]]:
+    """The conditions of objects. ``failed`` says of steps how they failed. Raises NoState."""
+    suspensions = work.memory.suspensions(work.at)
+    lacking = {
+        s.id: ", ".join(map(str, grants.missing(s))) or "mode: enforce" for s in upcoming.ready if not grants.may(s)
+    }
+    stopped = suspension.stopped(upcoming.ready, suspensions, work.specs)
+    return conditions.of_all(list(refs), upcoming, lacking, failed, stopped, suspensions)
+
+
+def remembered(work: session.Session) -> model.Remembered:
+    """What is shown of the memory beside what is seen now. Raises NoState."""
+    return model.Remembered(work.at, work.memory.conditions(), work.memory.drifts(), work.memory.suspensions(work.at))
+
+
+def looked_at(work: session.Session) -> list[Ref]:
+    """The objects that a command is about and whose hosts it has looked at."""
+    seen = work.eyes.facts
+    return [
+        obj.ref
+        for obj in work.specs
+        if work.narrowed.takes(obj.ref, "")
+        and all(ref.name in seen for ref in work.specs.below(obj.ref) if ref.kind == "Host")
+    ]
+
+
+def permission(specs: Specs, one: str, option: str) -> Disruption:
+    """What somebody named as CLASS:OBJECT, the object perhaps in no spec; ``option`` is where they did."""
+    name, _, obj = one.partition(":")
+    if name not in set(Permission):
+        raise Ends(f"cannot give {one}: there is no class {name}; {session.there_are(name, Permission)}")
+    try:
+        ref = Ref.parse(obj) if "/" in obj else session.find(specs, obj)
+    except (ValueError, session.Mistake) as error:
+        raise Ends(f"cannot give {one}, write CLASS:KIND/NAME: {error}") from None
+    if specs.get(ref) is None:  # not an error: another tenant's guest, which a step may disrupt, is in no spec
+        close = session.there_are(str(ref), [str(o.ref) for o in specs])
+        click.echo(f"{option} {one}: no spec has {ref}" + (f"; {close}" if "mean" in close else ""), err=True)
+    return Disruption(ref, Permission(name))
+
+
+def given_on(specs: Specs, allow: tuple[str, ...]) -> frozenset[Disruption]:
+    """The permissions that the command line gives."""
+    return frozenset(permission(specs, one, "--allow") for one in allow)
 
 
 def found(specs: Specs, name: str) -> Ref:

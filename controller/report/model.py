@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,6 +13,7 @@ from controller.core.conditions import Condition
 from controller.core.next_steps import Judged, Next
 from controller.core.permissions import Grants
 from controller.core.plan import Plan, Planned
+from controller.core.suspension import Suspension, stopped
 from controller.core.view import View
 from controller.core.words import Block, Drift, InSync, NotKnown, Skipped, Step, Unseen, Wait
 from controller.facts.units import Job
@@ -21,6 +24,7 @@ from controller.layers.kernel.facts import KernelFacts
 from controller.layers.power.facts import PowerFacts
 from controller.run.drain import Drain
 from controller.run.ended import Ended
+from controller.run.memory import Drifting, Kept
 from controller.run.once import Report
 from controller.spec.model import GpuOwner, Lifecycle, Specs
 from controller.spec.policy import Mode, Permission
@@ -42,13 +46,14 @@ class _Row(BaseModel):
 
 
 class DriftRow(_Row):
-    """A layer's difference between spec and facts."""
+    """A layer's difference between spec and facts; ``since`` (UNIX seconds) where it is remembered."""
 
     object: str
     layer: str
     reason: str
     message: str
     evidence: dict[str, str]
+    since: float | None = None
 
 
 class PermissionRow(_Row):
@@ -60,7 +65,10 @@ class PermissionRow(_Row):
 
 
 class StepRow(_Row):
-    """A step of the predicted chain. ``requires`` are ids of steps that come before it."""
+    """A step of the predicted chain.
+
+    ``requires`` are ids of steps that come before it; ``suspended`` says which suspension holds it, if one does.
+    """
 
     id: str
     hosts: list[str]
@@ -75,6 +83,7 @@ class StepRow(_Row):
     provisional: bool
     diff: str
     script: str | None = None
+    suspended: str | None = None
 
 
 class BlockedRow(_Row):
@@ -153,12 +162,13 @@ class NextBootReport(_Row):
 
 
 class ConditionRow(_Row):
-    """One condition of an object."""
+    """One condition of an object; ``since`` (UNIX seconds) is when its status last changed, if that is remembered."""
 
     type: str
     status: str
     reason: str
     message: str
+    since: float | None
 
 
 class ObjectRow(_Row):
@@ -186,14 +196,18 @@ class RunningRow(_Row):
 
 
 class StatusReport(_Row):
-    """What ``reconcile status -o json`` prints."""
+    """What ``reconcile status -o json`` prints. ``at`` is when, in UNIX seconds."""
 
+    at: float
     objects: list[ObjectRow]
     running: list[RunningRow]
 
 
 class LayerRow(_Row):
-    """A layer of an object. ``verdict`` is ok, skipped, unknown or drift; ``waits_for`` what comes next, or has to."""
+    """A layer of an object. ``verdict`` is ok, skipped, unknown or drift; ``waits_for`` what comes next, or has to.
+
+    ``since`` (UNIX seconds) is when it began to drift, where that is remembered.
+    """
 
     object: str
     layer: str
@@ -202,14 +216,18 @@ class LayerRow(_Row):
     message: str
     evidence: dict[str, str]
     waits_for: str
+    since: float | None = None
 
 
 class WhyReport(_Row):
     """What ``reconcile why -o json`` prints: the layers of an object and of what it stands on, lowest first.
 
-    ``first`` is the first one that is not right, None when all are.
+    ``first`` is the first one that is not right, None when all are. ``suspended`` are the suspensions of the object and
+    of what it stands on. ``at`` is when, in UNIX seconds.
     """
 
+    at: float
+    suspended: list[str]
     object: str
     first: LayerRow | None
     layers: list[LayerRow]
@@ -231,7 +249,7 @@ class OnceReport(_Row):
     """What ``reconcile --once -o json`` prints.
 
     ``failed``: ids of steps that were given up, and how they failed. ``waiting_for_window``: ids of steps, and which
-    maintenance window they wait for.
+    maintenance window they wait for. ``suspended``: ids of steps, and which suspension holds them.
     """
 
     performed: list[PerformedRow]
@@ -240,6 +258,7 @@ class OnceReport(_Row):
     blocked: list[BlockedRow]
     waiting_for_permission: list[str]
     waiting_for_window: dict[str, str]
+    suspended: dict[str, str]
     reported_only: list[str]
     waiting: list[WaitRow]
     unknown: list[UnknownRow]
@@ -457,14 +476,41 @@ PRINTED: Mapping[str, type[Printed]] = {
 }
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """What of the controller's memory is shown beside what is seen now, ``at`` a time in UNIX seconds."""
+
+    at: float
+    conditions: Mapping[Ref, Sequence[Kept]]
+    drifts: Mapping[tuple[Ref, str], Drifting]
+    suspensions: Mapping[Ref, Suspension]
+
+    def since(self, ref: Ref, condition: Condition) -> float | None:
+        """Since when a condition has the status that it has, None when that was not seen to begin."""
+        kept = next((kept for kept in self.conditions.get(ref, ()) if kept.type == condition.type), None)
+        return kept.since if kept is not None and kept.status == condition.status else None
+
+    def since_drift(self, judged: Judged) -> float | None:
+        """Since when a layer is not right, None when that was not seen to begin."""
+        drifting = self.drifts.get((judged.object, judged.layer))
+        return drifting.since if drifting is not None else None
+
+
 def plan_report(
-    plan: Plan, specs: Specs, facts: FleetFacts, grants: Grants, wanted: Callable[[Ref, str], bool], scripts: bool
+    plan: Plan,
+    specs: Specs,
+    facts: FleetFacts,
+    grants: Grants,
+    wanted: Callable[[Ref, str], bool],
+    scripts: bool,
+    suspensions: Mapping[Ref, Suspension] = MappingProxyType({}),
 ) -> PlanReport:
     """The plan as rows; ``wanted`` narrows it to some layers of some objects."""
     drift = [
         drift_row(j, j.verdict) for j in plan.now.judged if isinstance(j.verdict, Drift) and wanted(j.object, j.layer)
     ]
-    steps = [_step_row(p, grants, scripts) for p in plan.steps if wanted(p.step.object, p.step.layer)]
+    held = stopped((p.step for p in plan.steps), suspensions, specs)
+    steps = [step_row(p, grants, scripts, held) for p in plan.steps if wanted(p.step.object, p.step.layer)]
     blocked = blocked_rows(plan.then, wanted)
     unknown = unknown_rows(plan.now, wanted)
     refs = {ref for obj in specs if wanted(ref := obj.ref, "")}
@@ -501,6 +547,7 @@ def once_report(
         blocked=blocked_rows(done.upcoming, wanted),
         waiting_for_permission=list(dict.fromkeys(str(d) for s in lacking for d in grants.missing(s))),
         waiting_for_window=done.closed,
+        suspended=done.suspended,
         reported_only=list(dict.fromkeys(str(s.object) for s in lacking if not grants.missing(s))),
         waiting=wait_rows(done.upcoming, wanted),
         unknown=unknown_rows(done.upcoming, asked),
@@ -508,14 +555,22 @@ def once_report(
     )
 
 
-def why_report(ref: Ref, parts: Sequence[Ref], upcoming: Next, grants: Grants) -> WhyReport:
+def why_report(
+    ref: Ref,
+    parts: Sequence[Ref],
+    upcoming: Next,
+    grants: Grants,
+    remembered: Remembered,
+) -> WhyReport:
     """The layers of an object; ``parts`` are it and what it stands on, the lowest first."""
-    layers = [_layer_row(j, grants) for part in parts for j in upcoming.judged if j.object == part]
+    held = stopped(upcoming.ready, remembered.suspensions, grants.specs)
+    layers = [_layer_row(j, grants, held, remembered) for part in parts for j in upcoming.judged if j.object == part]
     first = next((row for row in layers if row.verdict in ("unknown", "drift")), None)
-    return WhyReport(object=str(ref), first=first, layers=layers)
+    suspended = [str(remembered.suspensions[part]) for part in parts if part in remembered.suspensions]
+    return WhyReport(at=remembered.at, object=str(ref), first=first, layers=layers, suspended=suspended)
 
 
-def _layer_row(judged: Judged, grants: Grants) -> LayerRow:
+def _layer_row(judged: Judged, grants: Grants, held: Mapping[str, tuple[str, str]], remembered: Remembered) -> LayerRow:
     verdict, reason, message, evidence, waits_for = "ok", "", "", {}, ""
     match judged.verdict:
         case InSync(note):
@@ -526,7 +581,7 @@ def _layer_row(judged: Judged, grants: Grants) -> LayerRow:
             verdict, reason, message = "unknown", why, what
         case Drift() as drift:
             verdict, reason, message, evidence = "drift", drift.reason, drift.message, dict(drift.evidence)
-            waits_for = remedy(drift, judged.held, grants)
+            waits_for = remedy(drift, judged.held, grants, held)
     return LayerRow(
         object=str(judged.object),
         layer=judged.layer,
@@ -535,11 +590,14 @@ def _layer_row(judged: Judged, grants: Grants) -> LayerRow:
         message=message,
         evidence=evidence,
         waits_for=waits_for,
+        since=remembered.since_drift(judged) if verdict == "drift" else None,
     )
 
 
-def remedy(drift: Drift, held: str, grants: Grants) -> str:
-    """What will be done about a drift, or has to be, in words."""
+def remedy(
+    drift: Drift, held: str, grants: Grants, suspended: Mapping[str, tuple[str, str]] = MappingProxyType({})
+) -> str:
+    """What will be done about a drift, or has to be, in words; ``suspended`` says what suspension holds a step."""
     match drift.remedy:
         case Block(_, message, needs):
             return f"blocked: {message}. To do: {needs}"
@@ -547,6 +605,8 @@ def remedy(drift: Drift, held: str, grants: Grants) -> str:
             return f"waits for a {what}: {message}"
         case Step() as step if held:
             return f"waits for {held}; then: {step.summary}"
+        case Step() as step if step.id in suspended:
+            return f"waits, as {suspended[step.id][1]}; then: {step.summary}"
         case Step() as step if missing := grants.missing(step):
             return f"waits for a permission: {', '.join(map(str, missing))}; then: {step.summary}"
         case Step() as step if not grants.may(step):
@@ -623,7 +683,11 @@ def drain_report(found: Drain, specs: Specs) -> DrainReport:
 
 
 def status_report(
-    specs: Specs, upcoming: Next, conditions: Mapping[Ref, Sequence[Condition]], running: Sequence[RunningRow]
+    specs: Specs,
+    upcoming: Next,
+    conditions: Mapping[Ref, Sequence[Condition]],
+    running: Sequence[RunningRow],
+    remembered: Remembered,
 ) -> StatusReport:
     """The conditions of every object that ``conditions`` names, and what is at work on their hosts."""
     rows = []
@@ -637,15 +701,24 @@ def status_report(
                 host=_host_of(specs, ref),
                 mode=obj.policy.mode,
                 conditions=[
-                    ConditionRow(type=c.type, status=c.status, reason=c.reason, message=c.message) for c in of_it
+                    ConditionRow(
+                        type=c.type,
+                        status=c.status,
+                        reason=c.reason,
+                        message=c.message,
+                        since=remembered.since(ref, c),
+                    )
+                    for c in of_it
                 ],
                 drift=[
-                    drift_row(j, j.verdict) for j in upcoming.judged if j.object == ref and isinstance(j.verdict, Drift)
+                    drift_row(j, j.verdict, remembered.since_drift(j))
+                    for j in upcoming.judged
+                    if j.object == ref and isinstance(j.verdict, Drift)
                 ],
             )
         )
     hosts = {row.host for row in rows}
-    return StatusReport(objects=rows, running=[row for row in running if row.host in hosts])
+    return StatusReport(at=remembered.at, objects=rows, running=[row for row in running if row.host in hosts])
 
 
 def unknown_rows(upcoming: Next, wanted: Callable[[Ref, str], bool]) -> list[UnknownRow]:
@@ -688,7 +761,7 @@ def _performed_row(ended: Ended) -> PerformedRow:
     )
 
 
-def drift_row(judged: Judged, drift: Drift) -> DriftRow:
+def drift_row(judged: Judged, drift: Drift, since: float | None = None) -> DriftRow:
     """One drift."""
     return DriftRow(
         object=str(judged.object),
@@ -696,6 +769,7 @@ def drift_row(judged: Judged, drift: Drift) -> DriftRow:
         reason=drift.reason,
         message=drift.message,
         evidence=dict(drift.evidence),
+        since=since,
     )
 
 
@@ -704,7 +778,10 @@ def all_right(upcoming: Next, wanted: Callable[[Ref, str], bool]) -> bool:
     return all(isinstance(j.verdict, InSync | Skipped) for j in upcoming.judged if wanted(j.object, j.layer))
 
 
-def _step_row(planned: Planned, grants: Grants, scripts: bool) -> StepRow:
+def step_row(
+    planned: Planned, grants: Grants, scripts: bool, held: Mapping[str, tuple[str, str]] = MappingProxyType({})
+) -> StepRow:
+    """A step of a plan; ``held`` says of steps which suspension holds them."""
     step = planned.step
     missing = set(grants.missing(step))
     return StepRow(
@@ -723,6 +800,7 @@ def _step_row(planned: Planned, grants: Grants, scripts: bool) -> StepRow:
         provisional=step.provisional,
         diff=step.diff,
         script=f"# {step.script.name} {' '.join(step.args)}\n{step.script.text}" if scripts else None,
+        suspended=held[step.id][1] if step.id in held else None,
     )
 
 

@@ -56,7 +56,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             "commit" TEXT NOT NULL, at REAL NOT NULL, outcome TEXT NOT NULL, outcome_at REAL NOT NULL,
             reached_at REAL)""",
         "CREATE INDEX applied_of_object ON applied (object, number)",
-        "CREATE TABLE files (path TEXT PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE files (path BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID",
         """CREATE TABLE backoffs (
             object TEXT NOT NULL, layer TEXT NOT NULL, action TEXT NOT NULL, tries INTEGER NOT NULL,
             until REAL NOT NULL, message TEXT NOT NULL, PRIMARY KEY (object, layer, action)) WITHOUT ROWID""",
@@ -264,7 +264,7 @@ class Memory:
         for c in conditions:
             same = before.get(c.type)
             since = same.since if same is not None and same.status == c.status else at
-            now.append(Kept(str(c.type), str(c.status), c.reason, without_secrets(c.message), digest, since))
+            now.append(Kept(str(c.type), str(c.status), c.reason, _kept(c.message), digest, since))
         if now == list(before.values()):
             return []
 
@@ -333,7 +333,7 @@ class Memory:
                     event.step,
                     event.cause,
                     event.result,
-                    without_secrets(event.message),
+                    _kept(event.message),
                     event.digest,
                     event.commit,
                     event.seconds,
@@ -447,13 +447,14 @@ class Memory:
 
     def last_good(self) -> dict[str, bytes]:
         """What was in each spec file when it was last good, by path."""
-        return dict(self._db.read(lambda db: db.execute("SELECT path, text FROM files").fetchall()))
+        rows = self._db.read(lambda db: db.execute("SELECT path, text FROM files").fetchall())
+        return {path.decode("utf-8", "surrogateescape"): text for path, text in rows}
 
     @_history(lambda: None)
     def keep_good(self, texts: Mapping[str, bytes]) -> None:
         """Keep what is in good spec files, byte for byte. Files that are not named stay as they were."""
         before = self.last_good()
-        new = [(path, text) for path, text in texts.items() if before.get(path) != text]
+        new = [(_path_bytes(path), text) for path, text in texts.items() if before.get(path) != text]
         if new:
 
             def write(db: sqlite3.Connection) -> None:
@@ -466,7 +467,7 @@ class Memory:
         """Forget a spec file that is gone, and that nothing depends on any more."""
 
         def write(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM files WHERE path = ?", (path,))
+            db.execute("DELETE FROM files WHERE path = ?", (_path_bytes(path),))
 
         self._db.write(write)
 
@@ -487,7 +488,7 @@ class Memory:
         def write(db: sqlite3.Connection) -> None:
             db.execute(
                 "INSERT OR REPLACE INTO backoffs (object, layer, action, tries, until, message) VALUES (?,?,?,?,?,?)",
-                (str(ref), layer, action, backoff.tries, backoff.until, without_secrets(backoff.message)),
+                (str(ref), layer, action, backoff.tries, backoff.until, _kept(backoff.message)),
             )
 
         self._db.write(write)
@@ -594,6 +595,15 @@ class Memory:
                 db.execute(f"DELETE FROM {table} WHERE object = ?", (str(ref),))  # noqa: S608 - the three names above
 
         self._db.write(write)
+
+
+def _kept(message: str) -> str:
+    """A message as it is kept: without secrets, and with what is no character of any text (a host's bytes) spelt out."""
+    return without_secrets(message).encode("utf-8", "backslashreplace").decode()
+
+
+def _path_bytes(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")  # a file's name may be any bytes
 
 
 def _prune(db: sqlite3.Connection, last: int, at: float) -> None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from controller.core import observe, windows
+from controller.core import observe, suspension, windows
 from controller.core.batch import batch
 from controller.core.next_steps import Next, next_steps
 from controller.core.permissions import Grants
+from controller.core.suspension import Suspension
 from controller.core.view import View
 from controller.core.words import Gate, InSync, Layer, Skipped, Step
 from controller.facts.words import FleetFacts, Known, Unknown
 from controller.run.ended import Ended, Result, failed_job, judge, last_words
 from controller.run.ended import busy as busy_hosts
 from controller.run.eyes import Eyes
+from controller.run.records import Records
 from controller.spec.model import Specs
 from controller.spec.ref import Ref
 from controller.world.port import Done, Lost, Order, Outcome, Refused, World
@@ -73,6 +75,7 @@ class Report:
     ended: list[Ended] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     closed: dict[str, str] = field(default_factory=dict)  # steps that wait for a maintenance window, and which
+    suspended: dict[str, str] = field(default_factory=dict)  # steps that a suspension holds, and which
     timed_out: bool = False
 
 
@@ -82,7 +85,8 @@ class Pass:
 
     ``narrowed`` says of a layer of an object whether the pass may concern itself with it. ``timeout`` in seconds ends
     waiting for what runs on hosts; no step is cut off by it. A step that disrupts begins only in the maintenance
-    windows of what it disrupts, unless ``ignore_windows``.
+    windows of what it disrupts, unless ``ignore_windows``. Nothing that ``suspensions`` hold is touched. What is done
+    is kept in ``records``; a step that cannot be recorded is not begun, and the pass ends with NoState.
     """
 
     world: World
@@ -94,6 +98,8 @@ class Pass:
     timeout: float
     narrowed: Callable[[Ref, str], bool] = lambda ref, layer: True
     ignore_windows: bool = False
+    suspensions: Mapping[Ref, Suspension] = field(default_factory=dict)
+    records: Records | None = None
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _lost: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
     _rebooting: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # and until when it may settle
@@ -142,6 +148,9 @@ class Pass:
             for step in report.upcoming.ready
             if step.id not in report.failed and self.narrowed(step.object, step.layer) and self.grants.may(step)
         ]
+        stopped = suspension.stopped(permitted, self.suspensions, self.specs)
+        report.suspended = {step: message for step, (_, message) in stopped.items()}
+        permitted = [step for step in permitted if step.id not in stopped]
         if self.ignore_windows:
             return permitted
         at = self.clock.date()
@@ -206,11 +215,15 @@ class Pass:
         if ended.result in (Result.FAILED, Result.REFUSED):
             report.failed[ended.step.id] = ended.message
         report.ended.append(ended)
+        if self.records is not None:
+            self.grants = self.records.ended(ended, self.grants, self.clock.date().timestamp())
         self.teller.ended(ended)
 
     def _perform(self, steps: Sequence[Step], eyes: Eyes, report: Report) -> None:
         before = report.upcoming
         for step in steps:
+            if self.records is not None:
+                self.records.started(step, before, self.grants, self.clock.date().timestamp())
             self.teller.started(step)
         outcomes = self._ordered(steps, eyes.facts)
         self._look(eyes, (host for step in steps for host in step.hosts))

@@ -29,7 +29,9 @@ class Records:
         self.memory = memory
         self._audit = Audit(state, controller)
         self._run = f"{controller.id}-{secrets.token_hex(4)}"
-        self._began: dict[str, tuple[str, float]] = {}  # of a step at work: the key of its events, and when it began
+        self._began: dict[
+            str, tuple[str, float, str]
+        ] = {}  # of a step at work: key of its events, since when, its cause
         self._count = 0
         self.use(specs, commit)
 
@@ -69,7 +71,14 @@ class Records:
         for approval in self.memory.approvals(at):
             if why := lapsed(approval, self._specs, ready):
                 self.memory.lapse(approval.id, at)
-                self._event(Kind.APPROVAL, f"{approval.id}:lapsed", approval.of, at, result="lapsed", message=why)
+                self._event(
+                    Kind.APPROVAL,
+                    f"{approval.id}:lapse",
+                    approval.object,
+                    at,
+                    action="lapse",
+                    message=f"an approval has lapsed: {why}",
+                )
 
     def started(self, step: Step, upcoming: Next, grants: Grants, at: float) -> None:
         """A step is about to be performed. Raises NoState: what cannot be recorded is not begun."""
@@ -79,7 +88,7 @@ class Records:
         self._audit.started(step, grants, self._commit, at, cause=cause, message=message)
         self._count += 1
         key = f"{self._run}:{self._count}"
-        self._began[step.id] = key, at
+        self._began[step.id] = key, at, cause
         self._event(
             Kind.STEP_STARTED,
             f"{key}:started",
@@ -97,14 +106,14 @@ class Records:
         """
         step = ended.step
         self._count += 1
-        key, began = self._began.pop(step.id, (f"{self._run}:{self._count}", at))
+        key, began, cause = self._began.pop(step.id, (f"{self._run}:{self._count}", at, ""))
         self._event(
             Kind.STEP_ENDED,
             f"{key}:ended",
             step.object,
             at,
             step=step,
-            cause=self.cause(step.object),
+            cause=cause,
             result=ended.result,
             message=ended.message,
             seconds=at - began,
@@ -118,15 +127,8 @@ class Records:
         spent = grants.needed(step)
         for approval in spent:
             self.memory.used(approval.id, at)
-            self._event(
-                Kind.APPROVAL,
-                f"{approval.id}:used",
-                approval.of,
-                at,
-                step=step,
-                result="used",
-                message=f"{approval.gives} was used by {step.id}",
-            )
+            message = f"{approval.gives} was used by {step.id}"
+            self._event(Kind.APPROVAL, f"{approval.id}:use", approval.object, at, action="use", message=message)
         return grants.without(spent)
 
     def _apply(self, ref: Ref, of_it: Sequence[Condition], at: float) -> None:
@@ -148,8 +150,9 @@ class Records:
             f"{ref}:{kept.type}:{kept.status}:{at}",
             ref,
             at,
-            result=f"{kept.type}={kept.status}",
-            message=f"{kept.reason}: {kept.message}" if kept.message else kept.reason,
+            action=kept.type,
+            result=kept.status,
+            message=f"{kept.type} is {kept.status} ({kept.reason}): {kept.message}".rstrip(": "),
         )
 
     def _event(
@@ -159,12 +162,13 @@ class Records:
         ref: Ref,
         at: float,
         step: Step | None = None,
+        action: str = "",
         cause: str = "",
         result: str = "",
         message: str = "",
         seconds: float | None = None,
     ) -> None:
-        layer, action, name = (step.layer, step.action, step.id) if step is not None else ("", "", "")
+        layer, action, name = (step.layer, step.action, step.id) if step is not None else ("", action, "")
         digest = self._digests.get(ref, "")
         self.memory.event(
             Event(key, at, kind, ref, layer, action, name, cause, result, message, digest, self._commit, seconds)
