@@ -18,8 +18,8 @@ class Approval:
 
     ``permission`` of ``object``, which the step disrupts and which may be in no spec. The step is known by the object
     that it puts right (``of``), its layer, its action and the reason of the drift, and by the digest of the spec that
-    ``of`` had then. ``until`` is in UNIX seconds, None: for as long as the drift lasts. ``why``, ``by`` and ``at`` are
-    for people.
+    ``of`` had then; ``summary`` says what exactly it does, "" where that was not known when it was shown. ``until`` is
+    in UNIX seconds, None: for as long as the drift lasts. ``why``, ``by`` and ``at`` are for people.
     """
 
     id: str
@@ -34,16 +34,13 @@ class Approval:
     why: str
     by: str
     at: float
+    summary: str = ""
 
     def covers(self, step: Step, digest: str) -> bool:
         """Whether the step is the one that was shown; ``digest`` is of the present spec of its object."""
-        return (self.of, self.layer, self.action, self.reason, self.digest) == (
-            step.object,
-            step.layer,
-            step.action,
-            step.reason,
-            digest,
-        )
+        shown = self.of, self.layer, self.action, self.reason, self.digest
+        same = shown == (step.object, step.layer, step.action, step.reason, digest)
+        return same and self.summary in ("", step.summary)
 
     @property
     def gives(self) -> Disruption:
@@ -83,11 +80,11 @@ class Grants:
             return ()
         missing = set(without.missing(step))
         own_mode = self.mode_of(step.object) is not Mode.ENFORCE and all(d.object != step.object for d in self.given)
-        return tuple(
-            approval
-            for approval in self._covering(step)
-            if approval.gives in missing or (own_mode and approval.object == step.object)
-        )
+        used: dict[Disruption, Approval] = {}
+        for approval in self._covering(step):
+            if approval.gives in missing or (own_mode and approval.object == step.object):
+                used.setdefault(approval.gives, approval)  # of several for alike steps, one is for this step
+        return tuple(used.values())
 
     def without(self, spent: Collection[Approval]) -> Grants:
         """The permissions that are left when these approvals are used up."""

@@ -63,7 +63,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE approvals (
             id TEXT PRIMARY KEY, permission TEXT NOT NULL, object TEXT NOT NULL, of TEXT NOT NULL, layer TEXT NOT NULL,
             action TEXT NOT NULL, reason TEXT NOT NULL, digest TEXT NOT NULL, until REAL, why TEXT NOT NULL,
-            by TEXT NOT NULL, at REAL NOT NULL, used_at REAL, lapsed_at REAL) WITHOUT ROWID""",
+            by TEXT NOT NULL, at REAL NOT NULL, summary TEXT NOT NULL, used_at REAL, lapsed_at REAL) WITHOUT ROWID""",
         """CREATE TABLE suspensions (
             object TEXT PRIMARY KEY, until REAL, reason TEXT NOT NULL, by TEXT NOT NULL, at REAL NOT NULL)
             WITHOUT ROWID""",
@@ -381,6 +381,15 @@ class Memory:
             for key, at, what, name, *rest in reversed(rows)
         ]
 
+    def objects(self) -> set[Ref]:
+        """Every object that an event or a spec is kept of."""
+        rows = self._db.read(
+            lambda db: db.execute(
+                "SELECT object FROM applied UNION SELECT object FROM events WHERE object IS NOT NULL"
+            ).fetchall()
+        )
+        return {Ref.parse(name) for (name,) in rows}
+
     # History of specs
 
     @_history(bool)
@@ -508,18 +517,38 @@ class Memory:
 
     # Approvals
 
-    def approve(self, approval: Approval) -> None:
-        """Keep an approval; it takes the place of one for the same. Raises NoState."""
+    def approve(self, *approvals: Approval) -> None:
+        """Keep approvals that were given together; they take the place of earlier ones for the same. Raises NoState."""
+        rows = [
+            {
+                "id": each.id,
+                "permission": each.permission.value,
+                "object": str(each.object),
+                "of": str(each.of),
+                "layer": each.layer,
+                "action": each.action,
+                "reason": each.reason,
+                "digest": each.digest,
+                "until": each.until,
+                "why": _kept(each.why),
+                "by": each.by,
+                "at": each.at,
+                "summary": _kept(each.summary),
+            }
+            for each in approvals
+        ]
 
         def write(db: sqlite3.Connection) -> None:
-            db.execute(
-                """UPDATE approvals SET lapsed_at = ? WHERE used_at IS NULL AND lapsed_at IS NULL AND permission = ?
-                    AND object = ? AND of = ? AND layer = ? AND action = ? AND reason = ?""",
-                (approval.at, *_approved(approval)[:-1]),
+            db.executemany(
+                """UPDATE approvals SET lapsed_at = :at WHERE used_at IS NULL AND lapsed_at IS NULL
+                    AND permission = :permission AND object = :object AND of = :of AND layer = :layer
+                    AND action = :action AND reason = :reason AND summary = :summary""",
+                rows,
             )
-            db.execute(
-                "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
-                (approval.id, *_approved(approval), approval.until, approval.why, approval.by, approval.at),
+            db.executemany(
+                """INSERT INTO approvals VALUES (:id, :permission, :object, :of, :layer, :action, :reason, :digest,
+                    :until, :why, :by, :at, :summary, NULL, NULL)""",
+                rows,
             )
 
         self._db.write(write)
@@ -528,8 +557,8 @@ class Memory:
         """The approvals in force: not used up, not lapsed, their time not over. Raises NoState."""
         rows = self._db.read(
             lambda db: db.execute(
-                """SELECT id, permission, object, of, layer, action, reason, digest, until, why, by, at FROM approvals
-                    WHERE used_at IS NULL AND lapsed_at IS NULL AND (until IS NULL OR until > ?) ORDER BY at, id""",
+                """SELECT id, permission, object, of, layer, action, reason, digest, until, why, by, at, summary
+                    FROM approvals WHERE used_at IS NULL AND lapsed_at IS NULL AND (until IS NULL OR until > ?) ORDER BY at, id""",
                 (now,),
             ).fetchall()
         )
@@ -564,7 +593,7 @@ class Memory:
         def write(db: sqlite3.Connection) -> None:
             db.execute(
                 "INSERT OR REPLACE INTO suspensions (object, until, reason, by, at) VALUES (?, ?, ?, ?, ?)",
-                (str(suspension.object), suspension.until, suspension.reason, suspension.by, suspension.at),
+                (str(suspension.object), suspension.until, _kept(suspension.reason), suspension.by, suspension.at),
             )
 
         self._db.write(write)
@@ -598,7 +627,7 @@ class Memory:
 
 
 def _kept(message: str) -> str:
-    """A message as it is kept: without secrets, and with what is no character of any text (a host's bytes) spelt out."""
+    """A message as it is kept: without secrets, and with bytes of a host that are no characters spelt out."""
     return without_secrets(message).encode("utf-8", "backslashreplace").decode()
 
 
@@ -608,15 +637,3 @@ def _path_bytes(path: str) -> bytes:
 
 def _prune(db: sqlite3.Connection, last: int, at: float) -> None:
     db.execute("DELETE FROM events WHERE at < ? OR number <= ?", (at - KEPT_SECONDS, last - KEPT_EVENTS))
-
-
-def _approved(approval: Approval) -> tuple[str, ...]:
-    return (
-        str(approval.permission),
-        str(approval.object),
-        str(approval.of),
-        approval.layer,
-        approval.action,
-        approval.reason,
-        approval.digest,
-    )
