@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from controller.core import observe, windows
+from controller.core import observe, suspension, windows
 from controller.core.batch import batch
 from controller.core.conditions import BREAKER_OPEN, SPEC_ERRORS, Condition, Status, Type, of_all
 from controller.core.groups import last_healthy
 from controller.core.next_steps import Next, next_steps
 from controller.core.permissions import Approval, Grants
-from controller.core.suspension import Suspension, held_by
+from controller.core.suspension import Suspension
 from controller.core.view import View
 from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen
 from controller.facts.units import Job, Unit
@@ -42,6 +42,7 @@ PERIOD = 20.0  # seconds between looks at a host on which nothing happens
 JITTER = 0.2  # of the period, either way: hosts that were asked at once do not stay so
 POLL = 2.0  # seconds between looks at a host on which something is at work
 FRESH = 5.0  # seconds that the facts of the hosts that a step touches may be old when it is begun
+AWAKE = 15.0  # seconds after the start in which every host may answer for the first time
 SLOW = 30.0  # seconds after which a host that was asked and has not answered is not known any more
 MEMORY = 60.0  # seconds that a slow tool's answer may be old in a look that nothing rests on
 STARTING = 90.0  # seconds from an order to its unit's start at most; its own time comes after them
@@ -144,11 +145,14 @@ class Loop:
         self._pending: dict[tuple[Ref, str], Pending] = {}
         self._succeeded: dict[Ref, float] = {}
         self._stopping = False
+        self._began = -math.inf
+        self._awake = False
 
     # --- what happened ---
 
     def begin(self, moment: Moment) -> None:
         """Take up what an earlier life of the controller has left. Raises NoState."""
+        self._began = moment.now
         self._backoffs = self._memory.backoffs()
         ended = self._memory.events(kind=Kind.STEP_ENDED, since=moment.unix - FORGOTTEN)
         for event in ended:
@@ -233,6 +237,7 @@ class Loop:
     def tasks(self, moment: Moment) -> list[Look | Order]:
         """Return the looks and steps that are due now. Each is handed out once; the driver tells how it went."""
         self._give_up_on_slow(moment)
+        self._let_expire(moment)
         self._judge_if_changed(moment)
         for doing in list(self._at_work.values()):
             self._settle_if_seen(doing, moment)
@@ -251,6 +256,8 @@ class Loop:
         times += [
             moment.now + max(0.0, b.until - moment.unix) for b in self._backoffs.values() if b.until > moment.unix
         ]
+        untils = [a.until for a in self._approvals] + [s.until for s in self._suspensions.values()]
+        times += [moment.now + max(0.0, until - moment.unix) for until in untils if until is not None]
         if any(p.waiting_for is WaitingFor.WINDOW for p in self._pending.values()):
             times.append(moment.now + 5.0)
         return max(0.0, min(times, default=moment.now + 60.0) - moment.now)
@@ -347,8 +354,15 @@ class Loop:
 
     # --- judging ---
 
+    def _let_expire(self, moment: Moment) -> None:
+        """Approvals and suspensions have a time."""
+        approvals = tuple(a for a in self._approvals if a.until is None or a.until > moment.unix)
+        suspensions = {ref: s for ref, s in self._suspensions.items() if s.until is None or s.until > moment.unix}
+        if approvals != self._approvals or suspensions != self._suspensions:
+            self._approvals, self._suspensions, self._changed = approvals, suspensions, True
+
     def _judge_if_changed(self, moment: Moment) -> None:
-        if not self._changed or self._reading is None:
+        if not self._changed or self._reading is None or self._awakes(moment):
             return
         self._changed = False
         self._upcoming = next_steps(self._layers, View(self._specs, self._facts))
@@ -357,6 +371,13 @@ class Loop:
         self._settle_earlier(moment)
         self._keep(moment)
         self._changed = False
+
+    def _awakes(self, moment: Moment) -> bool:
+        """Whether it is too early to judge: what was remembered is not to be called unknown before hosts were asked."""
+        if not self._awake:
+            asked = all(eye.seen > -math.inf for eye in self._eyes.values())
+            self._awake = asked or moment.now >= self._began + AWAKE
+        return not self._awake
 
     def _grants(self) -> Grants:
         return Grants(self._specs, approvals=self._approvals)
@@ -377,7 +398,9 @@ class Loop:
                 lacking[step.id] = ", ".join(map(str, missing))
             elif not grants.may(step):
                 lacking[step.id] = f"policy: {{mode: enforce}} in {step.object}"
-        conditions = of_all([obj.ref for obj in self._specs], self._upcoming, lacking, failed, stopped)
+        stopped.update(suspension.stopped(self._upcoming.ready, self._suspensions, self._specs))
+        refs = [obj.ref for obj in self._specs]
+        conditions = of_all(refs, self._upcoming, lacking, failed, stopped, self._suspensions)
         new = {ref: each for ref, each in conditions.items() if each != self._conditions.get(ref)}
         self._records.seen(self._upcoming, new, moment.unix)
         self._conditions = conditions
@@ -412,8 +435,8 @@ class Loop:
         backoff = self._backoffs.get((step.object, step.layer, step.action))
         if why := self._broken(step):
             return self._pend(step, WaitingFor.BLOCKED, why)
-        if (suspension := held_by(step, self._suspensions, self._specs)) is not None:
-            return self._pend(step, WaitingFor.BLOCKED, f"{suspension.object} is suspended: {suspension.reason}")
+        if (held := suspension.held_by(step, self._suspensions, self._specs)) is not None:
+            return self._pend(step, WaitingFor.BLOCKED, str(held))
         if missing := grants.missing(step):
             return self._pend(step, WaitingFor.PERMISSION, ", ".join(map(str, missing)))
         if not grants.may(step):
