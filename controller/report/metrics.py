@@ -27,7 +27,7 @@ from controller.layers.shared.assignment import Assigned, assign, model_of
 from controller.layers.shared.reboot import NoReboot
 from controller.layers.userland.facts import UserlandFacts
 from controller.run.picture import BUCKETS, Board, Picture
-from controller.spec.model import GpuOwner, Host, ModelServer, Specs
+from controller.spec.model import GpuOwner, Host, Lifecycle, ModelServer, Specs
 from controller.spec.ref import Ref
 
 _log = logging.getLogger(__name__)
@@ -212,8 +212,12 @@ def _of_drift(picture: Picture) -> Iterator[Metric]:
 
 def _of_hosts(picture: Picture) -> Iterator[Metric]:
     hosts = {name: looked for name, looked in picture.hosts.items() if name in picture.specs.hosts}
+    away = {host.name for host in picture.specs.hosts.values() if host.lifecycle is not Lifecycle.ACTIVE}
     yield _gauge(
-        "host_up", "Whether a host answered the last look.", ("host",), [((name,), h.up) for name, h in hosts.items()]
+        "host_up",
+        "Whether a host answered the last look; no series while one in maintenance, or decommissioned, does not.",
+        ("host",),
+        [((name,), h.up) for name, h in hosts.items() if h.up or name not in away],
     )
     yield _gauge(
         "host_last_seen_timestamp_seconds",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from controller.core import observe
 from controller.core.conditions import Condition
@@ -448,8 +448,147 @@ class ControllerReport(_Row):
     notes: list[str]
 
 
+class EventRow(_Row):
+    """Something that happened. ``number`` counts up; ``at`` is in UNIX seconds, ``seconds`` how long a step took.
+
+    ``kind``: step-started, step-ended, condition, spec, approval, suspension, breaker, controller. ``cause``:
+    intentional (the spec changed) or corrective (the world did).
+    """
+
+    number: int
+    at: float
+    kind: str
+    object: str | None
+    layer: str
+    action: str
+    step: str
+    cause: str
+    result: str
+    message: str
+    spec_digest: str
+    commit: str
+    seconds: float | None
+
+
+class EventsReport(_Row):
+    """What ``reconcile events -o json`` prints; with ``--follow``, one such object a line for each event."""
+
+    events: list[EventRow]
+
+
+class AppliedRow(_Row):
+    """A spec of an object that was applied. Times are in UNIX seconds.
+
+    ``outcome``: applying, reached, failed or superseded.
+    ``diff`` is against the spec before it, where ``--diff`` asks for it.
+    """
+
+    object: str
+    spec_digest: str
+    commit: str
+    at: float
+    outcome: str
+    outcome_at: float
+    spec: dict[str, JsonValue]
+    diff: str | None
+
+
+class HistoryReport(_Row):
+    """What ``reconcile history -o json`` prints; the last one first."""
+
+    applied: list[AppliedRow]
+
+
+class ApprovalRow(_Row):
+    """A permission for one step: ``of`` what object, in which layer, for which reason. Times are in UNIX seconds."""
+
+    id: str
+    permission: str
+    object: str
+    of: str
+    layer: str
+    action: str
+    reason: str
+    summary: str
+    until: float | None
+    why: str
+    by: str
+    at: float
+
+
+class ApproveReport(_Row):
+    """What ``reconcile approve -o json`` prints: the steps that were shown, and the approvals that were given.
+
+    Without an argument: no steps, and the approvals in force.
+    """
+
+    steps: list[StepRow]
+    approvals: list[ApprovalRow]
+
+
+class SuspensionRow(_Row):
+    """An object that is left alone. Times are in UNIX seconds; ``until`` None: until somebody resumes it."""
+
+    object: str
+    until: float | None
+    reason: str
+    by: str
+    at: float
+
+
+class SuspensionsReport(_Row):
+    """What ``reconcile suspend`` and ``resume`` print with ``-o json``: the suspensions in force afterwards."""
+
+    suspensions: list[SuspensionRow]
+
+
+class WaitReport(_Row):
+    """What ``reconcile wait -o json`` prints: the condition at the end, and whether it was the one asked for."""
+
+    object: str
+    condition: ConditionRow
+    wanted: str
+    reached: bool
+    seconds: float
+
+
+class GpuRow(_Row):
+    """A card of a host. Memory in bytes, None where nobody tells.
+
+    ``owner`` is what the spec says: containers, vms, host, or "" for a card that it does not list. ``driver`` is the
+    one it is bound to, "" for none. ``containers`` and ``servers`` are to have it; ``guests`` have it by their configs.
+    ``pending`` is what differs, in words.
+    """
+
+    host: str
+    pci: str
+    model: str
+    uuid: str
+    memory_used: int | None
+    memory_total: int | None
+    owner: str
+    driver: str
+    containers: list[str]
+    servers: list[str]
+    guests: list[str]
+    pending: list[str]
+
+
+class GpusReport(_Row):
+    """What ``reconcile gpus -o json`` prints. ``unknown``: hosts whose cards could not be observed."""
+
+    gpus: list[GpuRow]
+    unknown: list[UnknownRow]
+
+
 Printed = (
     PlanReport
+    | EventsReport
+    | HistoryReport
+    | ApproveReport
+    | SuspensionsReport
+    | WaitReport
+    | GpusReport
     | DrainReport
     | NextBootReport
     | ControllerReport
@@ -467,6 +606,12 @@ PRINTED: Mapping[str, type[Printed]] = {
     "controller": ControllerReport,
     "once": OnceReport,
     "status": StatusReport,
+    "gpus": GpusReport,
+    "events": EventsReport,
+    "history": HistoryReport,
+    "approve": ApproveReport,
+    "suspend": SuspensionsReport,
+    "wait": WaitReport,
     "drain": DrainReport,
     "why": WhyReport,
     "validate": ValidateReport,

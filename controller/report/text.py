@@ -69,7 +69,7 @@ def plan_text(report: PlanReport) -> str:
         parts.extend(_drift(row) for row in report.drift)
     if report.steps:
         parts.append(heading("What would be done, in this order"))
-        parts.extend(_step(number, row) for number, row in enumerate(report.steps, 1))
+        parts.append(steps_text(report.steps))
     if report.blocked:
         parts.append(heading("What is blocked"))
         parts.extend(
@@ -111,6 +111,11 @@ def _drift(row: DriftRow) -> str:
     lines = [f"  {_name(row.object, row.layer)}: {click.style(row.reason, fg='yellow')}", wrapped(row.message, "    ")]
     lines.extend(wrapped(f"{key}: {value}", "      ", "        ") for key, value in row.evidence.items())
     return "\n".join(lines)
+
+
+def steps_text(rows: Sequence[StepRow]) -> str:
+    """Steps, one after the other, each with what it needs."""
+    return "\n".join(_step(number, row) for number, row in enumerate(rows, 1))
 
 
 def _step(number: int, row: StepRow) -> str:

@@ -128,6 +128,14 @@ def test_what_was_not_observed_has_no_series(whole: Board) -> None:
     assert not [s for s in samples(whole) if s.name.startswith("reconcile_gpu") and s.labels["host"] == "kpro4"]
 
 
+@pytest.mark.parametrize(("lifecycle", "told"), [("active", 0), ("maintenance", None), ("decommissioned", None)])
+def test_a_host_that_is_meant_to_be_away_is_not_down(lifecycle: str, told: float | None) -> None:
+    shown = picture()
+    hosts = {**shown.specs.hosts, "kpro4": shown.specs.hosts["kpro4"].model_copy(update={"lifecycle": lifecycle})}
+    away = dataclasses.replace(shown, specs=dataclasses.replace(shown.specs, hosts=hosts))
+    assert value(Board(away), "host_up", host="kpro4") == told
+
+
 def test_the_series_of_an_object_go_with_it(whole: Board) -> None:
     names = {s.labels.get("name") for s in samples(whole)}
     assert {CONTAINER.name, SERVER.name} <= names
