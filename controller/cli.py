@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 import controller
+from controller.commands import past, policy, present
 from controller.commands.common import (
     COULD_NOT,
     NOT_RIGHT,
@@ -34,6 +35,7 @@ from controller.commands.common import (
     recorder,
     remembered,
 )
+from controller.commands.run import run, run_loop
 from controller.core.permissions import Grants, asked_for
 from controller.layers.order import ORDER
 from controller.layers.shared.truth import Impossible
@@ -68,6 +70,9 @@ _ONCE = (
         help="With --once: how long to wait for what runs on hosts.",
     ),
 )
+
+
+_FOR_ONCE = ("dry_run", "allow", "yes", "ignore_windows", "timeout")
 
 
 class Program(click.Group):
@@ -123,17 +128,21 @@ def main(
 ) -> None:
     """Keep machines that serve language models as their spec files say.
 
-    Start with `reconcile validate`, then `reconcile plan`, then `reconcile --once`.
+    Start with `reconcile validate`, then `reconcile plan`, then `reconcile --once`. Without a command it runs the loop.
     """
     context = click.get_current_context()
     if context.invoked_subcommand is not None:
-        for name in ("once", "dry_run", "allow", "yes", "ignore_windows", "timeout"):
+        for name in ("once", *_FOR_ONCE):
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(f"{option} does not go before {context.invoked_subcommand}.")
         return
     if not once:
-        raise Ends("cannot tell what to do: give a command, or --once; `reconcile --help` lists them")
+        for name in _FOR_ONCE:
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                raise click.UsageError(f"--{name.replace('_', '-')} is for --once.")
+        run_loop(shared)
+        return
     specs = load_specs(shared, COULD_NOT)
     given = given_on(specs, allow)
     with opened(shared, specs) as work:
@@ -145,6 +154,9 @@ def main(
 
 for _option in reversed(_ONCE):
     main = _option(main)
+
+
+main.add_command(run)
 
 
 def _once(
@@ -251,29 +263,6 @@ def _next_boot(shared: Common, work: session.Session, detailed: bool) -> None:
         click.echo(text.next_boot_text(report))
     unknown = any(not work.excused(Ref.parse(row.object)) for row in report.unknown)
     raise click.exceptions.Exit(COULD_NOT if unknown else NOT_RIGHT if detailed and report.wrong else OK)
-
-
-@main.command()
-@click.argument("name", metavar="[OBJECT]", required=False)
-@common
-def status(shared: Common, name: str | None) -> None:
-    """Say how every object is, or one of them, and what is at work now."""
-    specs = load_specs(shared)
-    one = found(specs, name) if name else None
-    with opened(shared, specs) as work:
-        takes = work.narrowed.takes
-        upcoming = look(shared, work)
-        seen = dataclasses.replace(upcoming, judged=tuple(j for j in upcoming.judged if takes(j.object, j.layer)))
-        refs = [one] if one is not None else [obj.ref for obj in specs if takes(obj.ref, "")]
-        told = conditions_of(work, refs, seen, work.grants(), {})
-        report = model.status_report(specs, seen, told, model.running_rows(work.eyes.facts), remembered(work))
-        if shared.json:
-            print_json(report)
-        else:
-            click.echo(text.status_text(report, messages=one is not None or shared.verbose > 0))
-        asked = [row for row in report.objects if not work.excused(Ref.parse(row.object))]
-        ready = {c.status for row in asked for c in row.conditions if c.type == "Ready"}
-        raise click.exceptions.Exit(COULD_NOT if "Unknown" in ready else NOT_RIGHT if "False" in ready else OK)
 
 
 @main.command()
@@ -430,8 +419,8 @@ def _key_row(shown: Shown, pinned: bool) -> model.KeyRow:
 def schema(shared: Common, what: str) -> None:
     """Print the JSON Schema of spec files, or of what a command prints with -o json.
 
-    OF is spec (when nothing is given), plan, once, status, why, validate, trust, version, or errors: what every command
-    prints that could not be carried out.
+    OF is spec (when nothing is given), the name of a command, or errors: what every command prints that could not be
+    carried out.
     """
     printed = model.PRINTED[what].model_json_schema(mode="serialization") if what in model.PRINTED else spec_schema()
     click.echo(json.dumps(printed, indent=2))
@@ -445,3 +434,16 @@ def version(shared: Common) -> None:
         print_json(model.VersionReport(version=controller.__version__))
     else:
         click.echo(f"reconcile {controller.__version__}")
+
+
+for _command in (
+    present.status,
+    present.wait,
+    present.gpus,
+    policy.approve,
+    policy.suspend,
+    policy.resume,
+    past.events,
+    past.history,
+):
+    main.add_command(_command)

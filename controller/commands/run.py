@@ -46,6 +46,11 @@ def run(shared: Common, listen: str) -> None:
     SIGTERM and Ctrl-C stop it when the steps at work have ended; asked a second time, at once. What was begun on a host
     ends there by itself, and the next start goes on from what it finds.
     """
+    run_loop(shared, listen)
+
+
+def run_loop(shared: Common, listen: str = DEFAULT) -> None:
+    """The loop, until it is stopped."""
     if shared.host or shared.object or shared.layer:
         raise click.UsageError("the loop looks after all objects; --host, --object and --layer are for other commands.")
     if shared.read_only:

@@ -558,7 +558,8 @@ class Memory:
         rows = self._db.read(
             lambda db: db.execute(
                 """SELECT id, permission, object, of, layer, action, reason, digest, until, why, by, at, summary
-                    FROM approvals WHERE used_at IS NULL AND lapsed_at IS NULL AND (until IS NULL OR until > ?) ORDER BY at, id""",
+                    FROM approvals WHERE used_at IS NULL AND lapsed_at IS NULL AND (until IS NULL OR until > ?)
+                    ORDER BY at, id""",
                 (now,),
             ).fetchall()
         )

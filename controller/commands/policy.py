@@ -1,0 +1,163 @@
+"""``approve``, ``suspend``, ``resume``: what people decide by hand, kept where a running controller sees it at once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import click
+
+from controller.commands.common import (
+    COULD_NOT,
+    NOT_RIGHT,
+    Common,
+    Ends,
+    common,
+    confirmed,
+    found,
+    load_specs,
+    opened,
+    permission,
+    planned,
+    print_json,
+)
+from controller.commands.times import until as until_time
+from controller.core.permissions import Approval
+from controller.core.plan import Planned
+from controller.core.suspension import Suspension
+from controller.core.words import Disruption
+from controller.report import model, past, text
+from controller.run import session
+from controller.run.memory import Event, Kind
+from controller.run.state import person
+from controller.spec.ref import Ref
+
+UNTIL = click.option("--until", metavar="2h|TIME", help="For how long, or until when: 2026-12-24T18:00, in UTC.")
+REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for those who come after you.")
+
+
+@click.command()
+@click.argument("what", metavar="[CLASS:OBJECT]", required=False)
+@UNTIL
+@REASON
+@click.option("--yes", is_flag=True, help="Approve without asking.")
+@common
+def approve(shared: Common, what: str | None, until: str | None, reason: str, yes: bool) -> None:
+    """Give a permission for the steps that are planned now; without an argument, list those in force.
+
+    Each approval is good for one step, as it is shown, and for no other. It is used up when that step has worked, and
+    lapses when the drift is gone, when the spec changes, and at --until.
+    """
+    specs = load_specs(shared, COULD_NOT)
+    with opened(shared, specs) as work:
+        if what is None:
+            _list(shared, work)
+            return
+        given = permission(specs, what, "approve")
+        end = until_time(until, work.at)
+        predicted = planned(shared, work)
+        grants, takes = work.grants(), work.narrowed.takes
+        of_it = [p for p in predicted.steps if given in p.step.disrupts and takes(p.step.object, p.step.layer)]
+        lacking = [p for p in of_it if given in grants.missing(p.step)]
+        if not lacking:
+            already = f"; it is given already for {text.counted(len(of_it), 'step')}" if of_it else ""
+            raise Ends(f"nothing that is planned needs {given}{already}", NOT_RIGHT)
+        rows = [model.step_row(p, grants, scripts=False) for p in lacking]
+        if not shared.json:
+            click.echo(text.steps_text(rows))
+        if not (yes or (not shared.json and confirmed(f"approve {given} for this?"))):
+            if shared.json:
+                print_json(model.ApproveReport(steps=rows, approvals=[]))
+            click.echo("nothing was approved", err=True)
+            raise click.exceptions.Exit(COULD_NOT)
+        approvals = [_approval(work, p, given, end, reason) for p in lacking]
+        work.memory.approve(*approvals)
+        for approval in approvals:
+            message = f"{approval.by} approved {given} for {approval.action} of {approval.of}: {approval.summary}"
+            _tell(work, Kind.APPROVAL, f"{approval.id}:approve", given.object, "approve", message)
+        if shared.json:
+            print_json(model.ApproveReport(steps=rows, approvals=[past.approval_row(a) for a in approvals]))
+        else:
+            click.echo(f"approved for {text.counted(len(approvals), 'step')}")
+
+
+def _approval(work: session.Session, planned: Planned, given: Disruption, until: float | None, why: str) -> Approval:
+    step = planned.step
+    return Approval(
+        id=secrets.token_hex(4),
+        permission=given.permission,
+        object=given.object,
+        of=step.object,
+        layer=step.layer,
+        action=step.action,
+        reason=step.reason,
+        digest=work.specs.digest_of(step.object),
+        until=until,
+        why=why,
+        by=person(),
+        at=work.at,
+        summary="" if step.provisional else step.summary,
+    )
+
+
+def _list(shared: Common, work: session.Session) -> None:
+    rows = [past.approval_row(approval) for approval in work.memory.approvals(work.at)]
+    if shared.json:
+        print_json(model.ApproveReport(steps=[], approvals=rows))
+    else:
+        click.echo(past.approvals_text(rows))
+
+
+@click.command()
+@click.argument("name", metavar="OBJECT")
+@UNTIL
+@REASON
+@common
+def suspend(shared: Common, name: str, until: str | None, reason: str) -> None:
+    """Leave an object alone: nothing touches or disrupts it, nor what lives on it, until it is resumed.
+
+    A step that is at work already is finished. The object is looked at all the same.
+    """
+    specs = load_specs(shared, COULD_NOT)
+    with opened(shared, specs) as work:
+        ref = _meant(work, name)
+        suspension = Suspension(ref, until_time(until, work.at), reason, person(), work.at)
+        work.memory.suspend(suspension)
+        _tell(work, Kind.SUSPENSION, f"{ref}:suspend:{work.at}", ref, "suspend", str(suspension))
+        _suspensions(shared, work, str(suspension))
+
+
+@click.command()
+@click.argument("name", metavar="OBJECT")
+@common
+def resume(shared: Common, name: str) -> None:
+    """End the suspension of an object."""
+    specs = load_specs(shared, COULD_NOT)
+    with opened(shared, specs) as work:
+        ref = _meant(work, name)
+        if not work.memory.resume(ref):
+            raise Ends(f"{ref} is not suspended", NOT_RIGHT)
+        message = f"{ref} is resumed by {person()}"
+        _tell(work, Kind.SUSPENSION, f"{ref}:resume:{work.at}", ref, "resume", message)
+        _suspensions(shared, work, message)
+
+
+def _suspensions(shared: Common, work: session.Session, message: str) -> None:
+    if shared.json:
+        print_json(past.suspensions_report(work.memory.suspensions(work.at).values()))
+    else:
+        click.echo(text.wrapped(message, "", "  "))
+
+
+def _meant(work: session.Session, name: str) -> Ref:
+    """An object by what somebody called it; one in no spec by its kind and name."""
+    suspended: Sequence[Ref] = [ref for ref in work.memory.suspensions(work.at) if name in (ref.name, str(ref))]
+    if len(suspended) == 1:
+        return suspended[0]
+    if name.startswith("Guest/"):  # another tenant's guest, which is in no spec: nothing that disrupts it is done
+        return Ref.parse(name)
+    return found(work.specs, name)
+
+
+def _tell(work: session.Session, kind: Kind, key: str, ref: Ref, action: str, message: str) -> None:
+    work.memory.event(Event(key, work.at, kind, ref, action=action, message=message))
