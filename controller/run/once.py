@@ -216,7 +216,10 @@ class Pass:
             report.failed[ended.step.id] = ended.message
         report.ended.append(ended)
         if self.records is not None:
-            self.grants = self.records.ended(ended, self.grants, self.clock.date().timestamp())
+            begun = ended.step.job is not None and ended.result is Result.WORKED
+            message = f"{ended.message}: begun, and goes on by itself" if begun else ended.message
+            kept = Ended(ended.step, ended.result, message)
+            self.grants = self.records.ended(kept, self.grants, self.clock.date().timestamp())
         self.teller.ended(ended)
 
     def _perform(self, steps: Sequence[Step], eyes: Eyes, report: Report) -> None:

@@ -105,7 +105,6 @@ class Records:
         Of a job it comes twice when the job fails later: first that it was started, then how it ended.
         """
         step = ended.step
-        begun = step.job is not None and ended.result is Result.WORKED
         self._count += 1
         key, began, cause = self._began.pop(step.id, (f"{self._run}:{self._count}", at, ""))
         self._event(
@@ -116,7 +115,7 @@ class Records:
             step=step,
             cause=cause,
             result=ended.result,
-            message=f"{ended.message}: goes on by itself on {step.hosts[0]}" if begun else ended.message,
+            message=ended.message,
             seconds=at - began,
         )
         try:
