@@ -74,7 +74,7 @@ def approve(shared: Common, what: str | None, until: str | None, reason: str, ye
         work.memory.approve(*approvals)
         for approval in approvals:
             message = f"{approval.by} approved {given} for {approval.action} of {approval.of}: {approval.summary}"
-            _tell(work, Kind.APPROVAL, f"{approval.id}:approve", given.object, "approve", message)
+            _tell(work, Kind.APPROVAL, f"{approval.id}:approve", given.object, "approve", message.rstrip(": "))
         if shared.json:
             print_json(model.ApproveReport(steps=rows, approvals=[past.approval_row(a) for a in approvals]))
         else:

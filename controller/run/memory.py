@@ -63,7 +63,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE approvals (
             id TEXT PRIMARY KEY, permission TEXT NOT NULL, object TEXT NOT NULL, of TEXT NOT NULL, layer TEXT NOT NULL,
             action TEXT NOT NULL, reason TEXT NOT NULL, digest TEXT NOT NULL, until REAL, why TEXT NOT NULL,
-            by TEXT NOT NULL, at REAL NOT NULL, summary TEXT NOT NULL, used_at REAL, lapsed_at REAL) WITHOUT ROWID""",
+            by TEXT NOT NULL, at REAL NOT NULL, summary TEXT NOT NULL, used_at REAL, lapsed_at REAL)""",
         """CREATE TABLE suspensions (
             object TEXT PRIMARY KEY, until REAL, reason TEXT NOT NULL, by TEXT NOT NULL, at REAL NOT NULL)
             WITHOUT ROWID""",
@@ -559,7 +559,7 @@ class Memory:
             lambda db: db.execute(
                 """SELECT id, permission, object, of, layer, action, reason, digest, until, why, by, at, summary
                     FROM approvals WHERE used_at IS NULL AND lapsed_at IS NULL AND (until IS NULL OR until > ?)
-                    ORDER BY at, id""",
+                    ORDER BY at, rowid""",
                 (now,),
             ).fetchall()
         )

@@ -136,9 +136,8 @@ class Records:
         if digest is None:
             return
         if self.memory.applied(ref, digest, self._specs.canonical(ref), self._commit, at):
-            self._event(
-                Kind.SPEC, f"{ref}:{digest}:{at}", ref, at, result=Outcome.APPLYING, message=f"spec {digest[:12]}"
-            )
+            message = f"spec {digest[:12]} is wanted"
+            self._event(Kind.SPEC, f"{ref}:{digest}:{at}", ref, at, result=Outcome.APPLYING, message=message)
         if _is(of_it, Type.READY, Status.TRUE):
             self.memory.outcome(ref, digest, Outcome.REACHED, at)
         elif any(c.reason == STEP_FAILED for c in of_it):
