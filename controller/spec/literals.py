@@ -35,8 +35,8 @@ def without_secrets(text: str, given: bytes = b"") -> str:
     *given* is data that a script got, and that may have come back in what the script said.
     """
     text = _MARKED.sub("[withheld]", text)
-    data = given.decode("utf-8", "replace")
-    return _OPAQUE_WORD.sub(lambda word: "[withheld]" if word[0] in data else word[0], text) if data else text
+    words = frozenset(_OPAQUE_WORD.findall(given.decode("utf-8", "replace")))
+    return _OPAQUE_WORD.sub(lambda word: "[withheld]" if word[0] in words else word[0], text) if words else text
 
 
 _OPAQUE_WORD = re.compile(r"(?<![A-Za-z0-9_-])(?=[A-Za-z_-]*[0-9])(?=[0-9_-]*[A-Za-z])[A-Za-z0-9_-]{16,}", re.ASCII)
