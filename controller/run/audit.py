@@ -42,14 +42,16 @@ class Audit:
             {"permission": d.permission, "object": str(d.object), "from": grants.source(step, d)} for d in step.disrupts
         ]
         digest = grants.specs.digest_of(step.object) if step.object in grants.specs else ""
-        why = {"reason": step.reason, "cause": cause, "message": message or step.summary, "digest": digest}
+        said = without_secrets(message or step.summary, step.stdin)
+        why = {"reason": step.reason, "cause": cause, "message": said, "digest": digest}
         self._append("step-started", step, at, permissions=permissions, why={**why, "commit": commit})
 
     def ended(self, ended: Ended, commit: str, at: float) -> None:
         """A step has ended. Of a job that has worked in no time: it was started, and goes on by itself."""
         seconds = round(at - self._began.pop(ended.step.id, at), 3)
         why = {"reason": ended.step.reason, "commit": commit}
-        self._append("step-ended", ended.step, at, why=why, result=ended.result, message=ended.message, seconds=seconds)
+        said = without_secrets(ended.message, ended.step.stdin)
+        self._append("step-ended", ended.step, at, why=why, result=ended.result, message=said, seconds=seconds)
 
     def _append(self, event: str, step: Step, at: float, **more: Any) -> None:
         entry = {
@@ -70,12 +72,12 @@ class Audit:
                 "job": step.job,
                 "script": step.script.name,
                 "sha256": hashlib.sha256(step.script.text.encode()).hexdigest(),
-                "arguments": list(step.args),
+                "arguments": [without_secrets(argument, step.stdin) for argument in step.args],
             },
             **more,
         }
         try:
-            _append_line(self._state / FILE, without_secrets(json.dumps(entry), step.stdin))
+            _append_line(self._state / FILE, json.dumps(entry))
         except OSError as error:
             raise NoState(self._state, error) from None
 
