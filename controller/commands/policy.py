@@ -22,7 +22,7 @@ from controller.commands.common import (
     print_json,
 )
 from controller.commands.times import until as until_time
-from controller.core.permissions import Approval
+from controller.core.permissions import Approval, Grants
 from controller.core.plan import Planned
 from controller.core.suspension import Suspension
 from controller.core.words import Disruption
@@ -56,7 +56,7 @@ def approve(shared: Common, what: str | None, until: str | None, reason: str, ye
         given = permission(specs, what, "approve")
         end = until_time(until, work.at)
         predicted = planned(shared, work)
-        grants, takes = work.grants(), work.narrowed.takes
+        grants, takes = Grants(specs), work.narrowed.takes  # an approval may take the place of an earlier one
         of_it = [p for p in predicted.steps if given in p.step.disrupts and takes(p.step.object, p.step.layer)]
         lacking = [p for p in of_it if given in grants.missing(p.step)]
         if not lacking:

@@ -130,7 +130,7 @@ def _pending(
         for layer in ("container.placement", "container.devices"):
             verdict = upcoming.verdict(Ref("Container", name), layer)
             if isinstance(verdict, Drift):
-                yield f"{name}: {verdict.message}"
+                yield f"{verdict.reason}: {verdict.message}"
     for guest in users.guests.get(pci, []):
         if gpu.owner is GpuOwner.CONTAINERS and ids.get(guest) not in to_have:
             yield f"{guest} has it, and is not to have it"
