@@ -188,7 +188,6 @@ def _once(
                     timeout,
                     takes,
                     ignore_windows,
-                    held,
                     records,
                 )
                 done = one.run(work.eyes)
@@ -320,10 +319,10 @@ def _stop_all(
 
     try:
         with state.Lock(state.directory(shared.state)), tell.Told(work.eyes, work.clock, shared.json) as told:
-            held, records = work.memory.suspensions(work.at), recorder(shared, work)
-            done = Pass(
-                work.world, ORDER, specs, grants, work.clock, told, STOPPING, takes, suspensions=held, records=records
-            ).run(work.eyes)
+            records = recorder(shared, work)
+            done = Pass(work.world, ORDER, specs, grants, work.clock, told, STOPPING, takes, records=records).run(
+                work.eyes
+            )
     except (state.StateInUse, state.NoState) as error:
         raise Ends(str(error)) from None
     for step in (s for s in done.upcoming.ready if takes(s.object, s.layer) and not grants.may(s)):

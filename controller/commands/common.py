@@ -26,6 +26,7 @@ from controller.report import model, tell, text
 from controller.run import session, state
 from controller.run import specs as spec_files
 from controller.run.git import commit_of
+from controller.run.memory import Memory
 from controller.run.records import Records
 from controller.spec.load import SpecErrors, load
 from controller.spec.model import Specs
@@ -197,6 +198,29 @@ def planned(shared: Common, work: session.Session) -> Plan:
         raise Ends(f"{loop}; this is a defect of reconcile, please report it with `reconcile snapshot`") from None
 
 
+@contextmanager
+def remembering(shared: Common) -> Iterator[Memory]:
+    """The memory alone: for what has to be possible whatever is wrong with specs and hosts."""
+    try:
+        memory = Memory.open(session.memory_dir(shared.fleet, state.directory(shared.state)))
+        for note in memory.notes:
+            click.echo(note, err=True)
+        try:
+            yield memory
+        finally:
+            memory.close()
+    except state.NoState as error:
+        raise Ends(str(error)) from None
+
+
+def now(shared: Common) -> float:
+    """The time now by the fleet's clock, in UNIX seconds."""
+    try:
+        return session.clock_of(shared.fleet, state.directory(shared.state)).date().timestamp()
+    except (session.Mistake, state.NoState) as error:
+        raise Ends(str(error)) from None
+
+
 def recorder(shared: Common, work: session.Session) -> Records:
     """The records of what this command does. Raises NoState."""
     state_dir = state.directory(shared.state)
@@ -219,7 +243,13 @@ def conditions_of(
 
 def remembered(work: session.Session) -> model.Remembered:
     """What is shown of the memory beside what is seen now. Raises NoState."""
-    return model.Remembered(work.at, work.memory.conditions(), work.memory.drifts(), work.memory.suspensions(work.at))
+    return model.Remembered(
+        work.at,
+        work.memory.conditions(),
+        work.memory.drifts(),
+        work.memory.suspensions(work.at),
+        work.memory.backoffs(),
+    )
 
 
 def looked_at(work: session.Session) -> list[Ref]:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import click
 
-from controller.commands.common import Common, Ends, common, print_json
+from controller.commands.common import Common, Ends, common, now, print_json, remembering
 from controller.commands.times import since as since_time
 from controller.report import model, past, text
-from controller.run import session, state
+from controller.run import session
 from controller.run.memory import Event, Memory
 from controller.spec.ref import Ref
 
@@ -28,9 +28,9 @@ POLL = 0.5  # seconds between two looks for what another process has written
 @common
 def events(shared: Common, name: str | None, since: str | None, follow: bool) -> None:
     """Say what happened: steps, conditions, specs, approvals. The last 50, or all --since."""
-    with _memory(shared) as memory:
+    with remembering(shared) as memory:
         ref = _remembered(memory, name) if name else None
-        start = since_time(since, _now(shared, memory))
+        start = since_time(since, now(shared)) if since else None
         found = memory.events(ref, since=start, limit=None if start is not None else SHOWN)
         if not follow:
             _print(shared, found)
@@ -52,7 +52,7 @@ def events(shared: Common, name: str | None, since: str | None, follow: bool) ->
 @common
 def history(shared: Common, name: str | None, diff: bool) -> None:
     """List the specs that were applied, the last one first, and what became of them."""
-    with _memory(shared) as memory:
+    with remembering(shared) as memory:
         report = past.history_report(memory.history(_remembered(memory, name) if name else None), diff)
     if shared.json:
         print_json(report)
@@ -81,33 +81,12 @@ def _print_each(shared: Common, found: list[Event]) -> None:
 
 
 @contextmanager
-def _memory(shared: Common) -> Iterator[Memory]:
-    try:
-        memory = Memory.open(session.memory_dir(shared.fleet, state.directory(shared.state)))
-        for note in memory.notes:
-            click.echo(note, err=True)
-        try:
-            yield memory
-        finally:
-            memory.close()
-    except state.NoState as error:
-        raise Ends(str(error)) from None
-
-
-@contextmanager
 def _until_stopped() -> Iterator[None]:
     """Until Ctrl-C, which is how this is meant to end."""
     try:
         yield
     except KeyboardInterrupt:
         raise click.exceptions.Exit(0) from None
-
-
-def _now(shared: Common, memory: Memory) -> float:
-    """The time now. A simulated fleet has its own, which is not looked at here: that of the last event."""
-    if not shared.fleet.startswith("sim:"):
-        return time.time()
-    return max((event.at for event in memory.events(limit=1)), default=0.0)
 
 
 def _remembered(memory: Memory, name: str) -> Ref:

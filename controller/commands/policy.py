@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 
 import click
 
@@ -14,12 +13,13 @@ from controller.commands.common import (
     Ends,
     common,
     confirmed,
-    found,
     load_specs,
+    now,
     opened,
     permission,
     planned,
     print_json,
+    remembering,
 )
 from controller.commands.times import until as until_time
 from controller.core.permissions import Approval, Grants
@@ -28,8 +28,11 @@ from controller.core.suspension import Suspension
 from controller.core.words import Disruption
 from controller.report import model, past, text
 from controller.run import session
-from controller.run.memory import Event, Kind
+from controller.run import specs as spec_files
+from controller.run.memory import Event, Kind, Memory
 from controller.run.state import person
+from controller.spec.load import read
+from controller.spec.model import Kind as SpecKind
 from controller.spec.ref import Ref
 
 UNTIL = click.option("--until", metavar="2h|TIME", help="For how long, or until when: 2026-12-24T18:00, in UTC.")
@@ -74,7 +77,15 @@ def approve(shared: Common, what: str | None, until: str | None, reason: str, ye
         work.memory.approve(*approvals)
         for approval in approvals:
             message = f"{approval.by} approved {given} for {approval.action} of {approval.of}: {approval.summary}"
-            _tell(work, Kind.APPROVAL, f"{approval.id}:approve", given.object, "approve", message.rstrip(": "))
+            _tell(
+                work.memory,
+                work.at,
+                Kind.APPROVAL,
+                f"{approval.id}:approve",
+                given.object,
+                "approve",
+                message.rstrip(": "),
+            )
         if shared.json:
             print_json(model.ApproveReport(steps=rows, approvals=[past.approval_row(a) for a in approvals]))
         else:
@@ -118,13 +129,12 @@ def suspend(shared: Common, name: str, until: str | None, reason: str) -> None:
 
     A step that is at work already is finished. The object is looked at all the same.
     """
-    specs = load_specs(shared, COULD_NOT)
-    with opened(shared, specs) as work:
-        ref = _meant(work, name)
-        suspension = Suspension(ref, until_time(until, work.at), reason, person(), work.at)
-        work.memory.suspend(suspension)
-        _tell(work, Kind.SUSPENSION, f"{ref}:suspend:{work.at}", ref, "suspend", str(suspension))
-        _suspensions(shared, work, str(suspension))
+    with remembering(shared) as memory:
+        ref, at = _meant(shared, memory, name), now(shared)
+        suspension = Suspension(ref, until_time(until, at), reason, person(), at)
+        memory.suspend(suspension)
+        _tell(memory, at, Kind.SUSPENSION, f"{ref}:suspend:{at}", ref, "suspend", str(suspension))
+        _suspensions(shared, memory, at, str(suspension))
 
 
 @click.command()
@@ -132,32 +142,49 @@ def suspend(shared: Common, name: str, until: str | None, reason: str) -> None:
 @common
 def resume(shared: Common, name: str) -> None:
     """End the suspension of an object."""
-    specs = load_specs(shared, COULD_NOT)
-    with opened(shared, specs) as work:
-        ref = _meant(work, name)
-        if not work.memory.resume(ref):
+    with remembering(shared) as memory:
+        ref, at = _meant(shared, memory, name), now(shared)
+        if not memory.resume(ref):
             raise Ends(f"{ref} is not suspended", NOT_RIGHT)
         message = f"{ref} is resumed by {person()}"
-        _tell(work, Kind.SUSPENSION, f"{ref}:resume:{work.at}", ref, "resume", message)
-        _suspensions(shared, work, message)
+        _tell(memory, at, Kind.SUSPENSION, f"{ref}:resume:{at}", ref, "resume", message)
+        _suspensions(shared, memory, at, message)
 
 
-def _suspensions(shared: Common, work: session.Session, message: str) -> None:
+def _suspensions(shared: Common, memory: Memory, at: float, message: str) -> None:
     if shared.json:
-        print_json(past.suspensions_report(work.memory.suspensions(work.at).values()))
+        print_json(past.suspensions_report(memory.suspensions(at).values()))
     else:
         click.echo(text.wrapped(message, "", "  "))
 
 
-def _meant(work: session.Session, name: str) -> Ref:
-    """An object by what somebody called it; one in no spec by its kind and name."""
-    suspended: Sequence[Ref] = [ref for ref in work.memory.suspensions(work.at) if name in (ref.name, str(ref))]
-    if len(suspended) == 1:
-        return suspended[0]
-    if name.startswith("Guest/"):  # another tenant's guest, which is in no spec: nothing that disrupts it is done
-        return Ref.parse(name)
-    return found(work.specs, name)
+def _meant(shared: Common, memory: Memory, name: str) -> Ref:
+    """An object by what somebody called it: of the specs, broken ones too, or one that something is remembered of.
+
+    Any other is taken by its kind and name: it may be in a file that cannot be read, or another tenant's guest, and
+    nothing that disrupts it is to be done.
+    """
+    known = sorted({*_in_specs(shared), *memory.objects()})
+    found = [ref for ref in known if name in (ref.name, str(ref))]
+    if len(found) > 1:
+        raise Ends(f"cannot tell which {name} is meant: {', '.join(map(str, found))}")
+    if found:
+        return found[0]
+    kind, slash, rest = name.partition("/")
+    if slash and rest and kind in {*SpecKind, "Guest"}:
+        click.echo(f"no spec that can be read has {name}", err=True)
+        return Ref(kind, rest)
+    close = session.there_are(name, [str(ref) if slash else ref.name for ref in known])
+    raise Ends(f"cannot find {name} in the specs, write KIND/NAME for what is in none; {close}")
 
 
-def _tell(work: session.Session, kind: Kind, key: str, ref: Ref, action: str, message: str) -> None:
-    work.memory.event(Event(key, work.at, kind, ref, action=action, message=message))
+def _in_specs(shared: Common) -> set[Ref]:
+    try:
+        reading = read(spec_files.read(spec_files.directory(shared.specs)))
+    except spec_files.NoSpecs:
+        return set()
+    return {*(obj.ref for obj in reading.specs), *reading.frozen}
+
+
+def _tell(memory: Memory, at: float, kind: Kind, key: str, ref: Ref, action: str, message: str) -> None:
+    memory.event(Event(key, at, kind, ref, action=action, message=message))

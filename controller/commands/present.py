@@ -63,8 +63,15 @@ def _status(work: session.Session, one: Ref | None, upcoming: Next) -> model.Sta
     takes = work.narrowed.takes
     seen = dataclasses.replace(upcoming, judged=tuple(j for j in upcoming.judged if takes(j.object, j.layer)))
     refs = [one] if one is not None else [obj.ref for obj in work.specs if takes(obj.ref, "")]
-    told = conditions_of(work, refs, seen, work.grants(), {})
+    told = conditions_of(work, refs, seen, work.grants(), _failed(work, seen))
     return model.status_report(work.specs, seen, told, model.running_rows(work.eyes.facts), remembered(work))
+
+
+def _failed(work: session.Session, upcoming: Next) -> dict[str, str]:
+    """The steps that a running controller has tried in vain, and how they failed."""
+    backoffs = work.memory.backoffs()
+    tried = ((step.id, backoffs.get((step.object, step.layer, step.action))) for step in upcoming.ready)
+    return {step: backoff.message for step, backoff in tried if backoff is not None and backoff.message}
 
 
 def _code(work: session.Session, report: model.StatusReport) -> int:
@@ -174,5 +181,5 @@ def _condition(wanted: str) -> tuple[Type, Status]:
 
 
 def _present(work: session.Session, ref: Ref, kind: Type, upcoming: Next) -> Condition:
-    told = conditions_of(work, [ref], upcoming, work.grants(), {})[ref]
+    told = conditions_of(work, [ref], upcoming, work.grants(), _failed(work, upcoming))[ref]
     return next(condition for condition in told if condition.type is kind)

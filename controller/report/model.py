@@ -24,7 +24,7 @@ from controller.layers.kernel.facts import KernelFacts
 from controller.layers.power.facts import PowerFacts
 from controller.run.drain import Drain
 from controller.run.ended import Ended
-from controller.run.memory import Drifting, Kept
+from controller.run.memory import Backoff, Drifting, Kept, Key
 from controller.run.once import Report
 from controller.spec.model import GpuOwner, Lifecycle, Specs
 from controller.spec.policy import Mode, Permission
@@ -629,6 +629,7 @@ class Remembered:
     conditions: Mapping[Ref, Sequence[Kept]]
     drifts: Mapping[tuple[Ref, str], Drifting]
     suspensions: Mapping[Ref, Suspension]
+    backoffs: Mapping[Key, Backoff]
 
     def since(self, ref: Ref, condition: Condition) -> float | None:
         """Since when a condition has the status that it has, None when that was not seen to begin."""
@@ -639,6 +640,15 @@ class Remembered:
         """Since when a layer is not right, None when that was not seen to begin."""
         drifting = self.drifts.get((judged.object, judged.layer))
         return drifting.since if drifting is not None else None
+
+    def tried(self, drift: Drift) -> str:
+        """How often a running controller has tried to put a drift right in vain, and how that ended; "" if never."""
+        step = drift.remedy
+        backoff = self.backoffs.get((step.object, step.layer, step.action)) if isinstance(step, Step) else None
+        if backoff is None or not backoff.message:
+            return ""
+        times = "once" if backoff.tries == 1 else f"{backoff.tries} times"
+        return f"failed {times}, is tried again in {max(0.0, backoff.until - self.at):.0f} s: {backoff.message}"
 
 
 def plan_report(
@@ -726,7 +736,7 @@ def _layer_row(judged: Judged, grants: Grants, held: Mapping[str, tuple[str, str
             verdict, reason, message = "unknown", why, what
         case Drift() as drift:
             verdict, reason, message, evidence = "drift", drift.reason, drift.message, dict(drift.evidence)
-            waits_for = remedy(drift, judged.held, grants, held)
+            waits_for = remedy(drift, judged.held, grants, held, remembered.tried(drift))
     return LayerRow(
         object=str(judged.object),
         layer=judged.layer,
@@ -740,9 +750,16 @@ def _layer_row(judged: Judged, grants: Grants, held: Mapping[str, tuple[str, str
 
 
 def remedy(
-    drift: Drift, held: str, grants: Grants, suspended: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    drift: Drift,
+    held: str,
+    grants: Grants,
+    suspended: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    tried: str = "",
 ) -> str:
-    """What will be done about a drift, or has to be, in words; ``suspended`` says what suspension holds a step."""
+    """What will be done about a drift, or has to be, in words.
+
+    ``suspended`` says what suspension holds a step, ``tried`` how often it was tried in vain.
+    """
     match drift.remedy:
         case Block(_, message, needs):
             return f"blocked: {message}. To do: {needs}"
@@ -756,6 +773,8 @@ def remedy(
             return f"waits for a permission: {', '.join(map(str, missing))}; then: {step.summary}"
         case Step() as step if not grants.may(step):
             return f"waits for policy: {{mode: enforce}} in {step.object}; then: {step.summary}"
+        case step if tried:
+            return f"{tried}; then: {step.summary}"
         case step:
             return f"next: {step.summary}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +14,6 @@ from controller.core import observe, suspension, windows
 from controller.core.batch import batch
 from controller.core.next_steps import Next, next_steps
 from controller.core.permissions import Grants
-from controller.core.suspension import Suspension
 from controller.core.view import View
 from controller.core.words import Gate, InSync, Layer, Skipped, Step
 from controller.facts.words import FleetFacts, Known, Unknown
@@ -85,8 +84,8 @@ class Pass:
 
     ``narrowed`` says of a layer of an object whether the pass may concern itself with it. ``timeout`` in seconds ends
     waiting for what runs on hosts; no step is cut off by it. A step that disrupts begins only in the maintenance
-    windows of what it disrupts, unless ``ignore_windows``. Nothing that ``suspensions`` hold is touched. What is done
-    is kept in ``records``; a step that cannot be recorded is not begun, and the pass ends with NoState.
+    windows of what it disrupts, unless ``ignore_windows``. What is done is kept in ``records``, and nothing is touched
+    that is suspended there; where they cannot be read or written no step is begun, and the pass ends with NoState.
     """
 
     world: World
@@ -98,7 +97,6 @@ class Pass:
     timeout: float
     narrowed: Callable[[Ref, str], bool] = lambda ref, layer: True
     ignore_windows: bool = False
-    suspensions: Mapping[Ref, Suspension] = field(default_factory=dict)
     records: Records | None = None
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _lost: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
@@ -148,7 +146,8 @@ class Pass:
             for step in report.upcoming.ready
             if step.id not in report.failed and self.narrowed(step.object, step.layer) and self.grants.may(step)
         ]
-        stopped = suspension.stopped(permitted, self.suspensions, self.specs)
+        suspensions = self.records.memory.suspensions(self.clock.date().timestamp()) if self.records else {}
+        stopped = suspension.stopped(permitted, suspensions, self.specs)
         report.suspended = {step: message for step, (_, message) in stopped.items()}
         permitted = [step for step in permitted if step.id not in stopped]
         if self.ignore_windows:

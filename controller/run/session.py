@@ -165,19 +165,28 @@ def open_world(specs: Specs, fleet: str, state_dir: Path) -> tuple[World, Clock]
     """The world that ``--fleet`` names, and its clock. Raises Mistake, NoState."""
     if fleet == "ssh":
         return SshWorld(specs, state_dir, state.identity(state_dir), ORDER), WallClock()
+    simulated = _simulated(fleet, state_dir)
+    return simulated, simulated.clock
+
+
+def clock_of(fleet: str, state_dir: Path) -> Clock:
+    """The clock that ``--fleet`` goes by, without a look at specs or hosts. Raises Mistake, NoState."""
+    return WallClock() if fleet == "ssh" else _simulated(fleet, state_dir).clock
+
+
+def _simulated(fleet: str, state_dir: Path) -> SimWorld:
     if not fleet.startswith("sim:"):
         raise Mistake(f"cannot use --fleet {fleet}: it is `ssh`, or `sim:FILE`")
     file = Path(fleet.removeprefix("sim:"))
     identity = state.identity(state_dir)
     try:
-        simulated = SimWorld.load(file, state_dir, identity)
+        return SimWorld.load(file, state_dir, identity)
     except SimFileError as error:
         raise Mistake(f"cannot load the simulated fleet: {error}") from None
     except OSError as error:
         raise Mistake(f"cannot load the simulated fleet: {error.filename or file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise Mistake(f"cannot load the simulated fleet: {file} is not text in UTF-8") from None
-    return simulated, simulated.clock
 
 
 class WallClock:

@@ -124,11 +124,27 @@ def test_what_is_suspended_is_left_alone(shell: Shell) -> None:
     assert shell.run("--once").code == 0
 
 
+def test_broken_specs_keep_nobody_from_suspending(shell: Shell) -> None:
+    edit(shell, "state: running", "state: runing")
+    for name in ("ct129", "kpro5"):
+        said = shell.run("suspend", name)
+        assert (said.code, said.err) == (0, ""), name
+    edit(shell, "kind: Container", "kind: Container\nbroken", "ct129")
+    assert shell.run("resume", "ct129").code == 0  # it is remembered
+    unknown = shell.run("suspend", "Container/ct130")
+    assert (unknown.code, unknown.err) == (0, "no spec that can be read has Container/ct130\n")
+    assert "did you mean kpro5?" in shell.run("suspend", "kpro6").err
+    assert shell.run("events").code == 0
+    assert shell.run("resume", "kpro5").code == 0
+    assert shell.run("suspend", "Guest/201@kpro5").code == 0
+
+
 def test_nothing_on_a_suspended_host_is_touched(shell: Shell) -> None:
     assert shell.run("suspend", "kpro5", "--until", "1h").code == 0
     assert shell.run("--once", "-o", "json").json("once")["performed"] == []
     assert "Host/kpro5 is suspended by" in shell.run("why", "ct129").out
     assert shell.run("suspend", "kpro5", "--until", "1s").code == 0  # another time in place of the first
+    assert shell.run("status").code == 2  # a second of the fleet's time
     assert shell.run("--once").code == 0
 
 
