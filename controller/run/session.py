@@ -155,7 +155,11 @@ class Session:
 def open_session(specs: Specs, fleet: str, state_dir: Path, narrowed: Narrow) -> Session:
     """Open the world that ``--fleet`` names: ``ssh``, or ``sim:FILE``. Raises Mistake, NoState."""
     world, clock = open_world(specs, fleet, state_dir)
-    memory = Memory.open(memory_dir(fleet, state_dir))
+    try:
+        memory = Memory.open(memory_dir(fleet, state_dir))
+    except state.NoState:
+        world.close()
+        raise
     concerned = kept_apart(narrowed.hosts or specs.hosts, specs.fleet.limits.never_together)
     hosts = tuple(host for host in specs.hosts if host in concerned)
     return Session(specs, world, clock, Eyes(world, ORDER, specs), narrowed, memory, hosts)
