@@ -57,9 +57,6 @@ def run_loop(shared: Common, listen: str = DEFAULT) -> None:
         raise click.UsageError(
             "--read-only is for other commands; with `policy: {mode: report}` the loop touches nothing."
         )
-    where = spec_files.directory(shared.specs)
-    if not where.exists():
-        raise Ends(f"cannot find specs: there is no {where}; name a folder with --specs DIR or RECONCILE_SPECS")
     state_dir = state.directory(shared.state)
     try:
         address = Listen.parse(listen)
@@ -74,6 +71,8 @@ def _run(shared: Common, address: Listen) -> None:
     controller = state.identity(state_dir)
     kept = session.memory_dir(shared.fleet, state_dir)
     memory = Memory.open(kept)
+    if not where.exists() and not memory.last_good():  # with something to remember, it goes on and says what is missing
+        raise Ends(f"cannot find specs: there is no {where}; name a folder with --specs DIR or RECONCILE_SPECS")
     world, _ = session.open_world(Specs(), shared.fleet, state_dir)
     board = Board()
     records = Records(memory, kept, controller, Specs(), commit_of(where))
