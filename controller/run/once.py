@@ -98,6 +98,7 @@ class Pass:
     narrowed: Callable[[Ref, str], bool] = lambda ref, layer: True
     ignore_windows: bool = False
     records: Records | None = None
+    _judged: tuple[FleetFacts, Next] | None = field(default=None, init=False, repr=False)
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _lost: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
     _rebooting: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # and until when it may settle
@@ -138,7 +139,9 @@ class Pass:
         self._looked.update(dict.fromkeys(looked, self.clock.now()))
 
     def _next(self, facts: FleetFacts) -> Next:
-        return next_steps(self.layers, View(self.specs, facts))
+        if self._judged is None or self._judged[0] != facts:  # a job is looked at every second, and nothing is new
+            self._judged = facts, next_steps(self.layers, View(self.specs, facts))
+        return self._judged[1]
 
     def _candidates(self, report: Report) -> list[Step]:
         permitted = [

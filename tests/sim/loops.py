@@ -38,12 +38,16 @@ class Player:
     def start(self) -> None:
         """Begin a life on what the state directory holds."""
         self.memory = Memory.open(self.state)
-        self.world = SimWorld(self.fleet, self.name, self.name)
+        self.world = self.enter()
         self.board = Board(clock=self.world.clock.now)
         records = Records(self.memory, self.state, Identity(self.name, self.name), Specs(), Commit())
         self.loop = Loop(ORDER, records, self.board, self.chance)
         self.loop.begin(self.moment)
         self.save(self.texts)
+
+    def enter(self) -> SimWorld:
+        """Its world in a new life."""
+        return SimWorld(self.fleet, self.name, self.name)
 
     def kill(self) -> None:
         """End at once."""
