@@ -9,8 +9,9 @@ from pathlib import Path
 from controller.core.next_steps import next_steps
 from controller.core.suspension import Suspension
 from controller.core.view import View
-from controller.core.words import Drift
+from controller.core.words import Block, Drift
 from controller.layers.order import ORDER
+from controller.layers.shared.reboot import NoReboot
 from controller.run.eyes import Eyes
 from controller.run.memory import Drifting, Kept
 from controller.run.picture import Board, Looked, Pending, Picture, StepKind, WaitingFor
@@ -73,7 +74,7 @@ def picture(wanted: Specs | None = None) -> Picture:
             obj.ref: (
                 ready,
                 dataclasses.replace(ready, type="Reconciling", status="True"),
-                dataclasses.replace(ready, type="Stalled", status="Unknown"),
+                dataclasses.replace(ready, type="Stalled", status="True" if obj.ref == HOST else "Unknown"),
             )
             for obj in wanted
         },
@@ -86,6 +87,18 @@ def picture(wanted: Specs | None = None) -> Picture:
         last_success={obj.ref: AT - 86400 for obj in wanted},
         notes=("an earlier memory was kept aside",),
     )
+
+
+def to_be_rebooted(shown: Picture) -> Picture:
+    """The same, and the host that answers has to be rebooted, and must not be."""
+    block = Block(NoReboot.QUORUM, "its cluster would lose its quorum", "wait for the others")
+    judged = tuple(
+        dataclasses.replace(j, verdict=Drift("reboot-needed", "the new kernel is to run", block))
+        if (j.object, j.layer) == (HOST, "host.access")
+        else j
+        for j in shown.upcoming.judged
+    )
+    return dataclasses.replace(shown, upcoming=dataclasses.replace(shown.upcoming, judged=judged))
 
 
 def board(shown: Picture | None = None) -> Board:

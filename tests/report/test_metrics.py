@@ -12,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from controller.core.next_steps import Next
-from controller.core.words import Block, Drift, InSync, Skipped, Unseen
+from controller.core.words import InSync, Skipped, Unseen
 from controller.facts.words import HostFacts, Known, Unknown
 from controller.layers.gpu_health.facts import GpuFacts
-from controller.layers.shared.reboot import NoReboot
 from controller.report.metrics import registry
 from controller.run.picture import BUCKETS, Board, Durations, Picture, StepKind
-from tests.report.pictures import AT, CONTAINER, GONE, HOST, SERVER, board, picture, specs
+from controller.spec.model import Lifecycle
+from tests.report.pictures import AT, CONTAINER, GONE, HOST, SERVER, board, picture, specs, to_be_rebooted
 
 # interface.md's table, without what only layers of servers can tell
 TABLE: Mapping[str, set[str]] = {
@@ -131,7 +131,10 @@ def test_what_was_not_observed_has_no_series(whole: Board) -> None:
 @pytest.mark.parametrize(("lifecycle", "told"), [("active", 0), ("maintenance", None), ("decommissioned", None)])
 def test_a_host_that_is_meant_to_be_away_is_not_down(lifecycle: str, told: float | None) -> None:
     shown = picture()
-    hosts = {**shown.specs.hosts, "kpro4": shown.specs.hosts["kpro4"].model_copy(update={"lifecycle": lifecycle})}
+    hosts = {
+        **shown.specs.hosts,
+        "kpro4": shown.specs.hosts["kpro4"].model_copy(update={"lifecycle": Lifecycle(lifecycle)}),
+    }
     away = dataclasses.replace(shown, specs=dataclasses.replace(shown.specs, hosts=hosts))
     assert value(Board(away), "host_up", host="kpro4") == told
 
@@ -228,16 +231,7 @@ def test_versions_of_one_scope_do_not_rest_on_another() -> None:
 
 
 def test_a_host_that_has_to_be_rebooted_says_so() -> None:
-    shown = picture()
-    block = Block(NoReboot.QUORUM, "it would lose its quorum", "wait for the others")
-    judged = tuple(
-        dataclasses.replace(j, verdict=Drift("reboot-needed", "the new kernel is to run", block))
-        if (j.object, j.layer) == (HOST, "host.access")
-        else j
-        for j in shown.upcoming.judged
-    )
-    told = Board(dataclasses.replace(shown, upcoming=dataclasses.replace(shown.upcoming, judged=judged)))
-    assert value(told, "host_reboot_required", host="kpro5") == 1
+    assert value(Board(to_be_rebooted(picture())), "host_reboot_required", host="kpro5") == 1
 
 
 def test_no_drift_is_told_of_a_layer_that_was_not_judged() -> None:
