@@ -20,6 +20,7 @@ from typing import TypeVar
 from controller.run.state import NoState, private_file
 
 BUSY = 30.0  # seconds to wait for another process that writes; it holds the file for milliseconds
+PARTS = ("-wal", "-shm")  # what SQLite keeps beside a file while it is open
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Database:
         with self._lock:
             try:
                 if self._together:
+                    if not self._connection.in_transaction:
+                        raise sqlite3.OperationalError("what was written together with this could not be written")
                     return write(self._connection)
                 self._follow()
                 try:
@@ -167,10 +170,12 @@ class Database:
             yield
 
     def _connected(self) -> sqlite3.Connection:
-        if (
-            not self._path.exists()
-        ):  # SQLite's locks on a file that is open already end when it is opened and closed here
-            os.close(private_file(self._path))
+        if self._path.exists():
+            self._path.chmod(0o600)
+        else:
+            for part in PARTS:  # of a file that was deleted: they would be taken for the new one's
+                self._path.with_name(self._path.name + part).unlink(missing_ok=True)
+            os.close(private_file(self._path))  # not where it is open already: that would end SQLite's locks on it
         connection = sqlite3.connect(self._path, timeout=BUSY, isolation_level=None, check_same_thread=False)
         try:
             self._inode = self._path.stat().st_ino
@@ -209,8 +214,7 @@ class Database:
         while aside.exists():
             number += 1
             aside = self._path.with_name(f"{name}-{number}")
-        self._path.rename(aside)
-        for part in ("-wal", "-shm"):
+        for part in (*PARTS, ""):  # the file itself last: what is left of it must not be taken for the new one's
             if (beside := self._path.with_name(self._path.name + part)).exists():
                 beside.rename(aside.with_name(aside.name + part))
         note = f"what {self._path} remembers cannot be used ({said}): it is kept as {aside.name}, and a new one begun"

@@ -209,6 +209,9 @@ def test_nobody_else_can_read_it(state: Path) -> None:
     assert modes.pop("state") == 0o700
     assert {"memory.db", "memory.db-wal"} <= modes.keys()
     assert set(modes.values()) == {0o600}
+    (state / "memory.db").chmod(0o644)
+    Memory.open(state).close()
+    assert stat.S_IMODE((state / "memory.db").stat().st_mode) == 0o600
 
 
 def test_another_process_writes(state: Path, memory: Memory) -> None:
@@ -357,9 +360,10 @@ def test_a_file_of_a_newer_release_is_kept_aside(state: Path) -> None:
     kept.close()
 
 
-def test_a_file_that_is_put_aside_or_lost_while_another_has_it_open(state: Path, memory: Memory) -> None:
+@pytest.mark.parametrize("parts", [("",), ("", "-wal", "-shm")], ids=["alone", "all"])
+def test_a_file_that_is_lost_while_another_has_it_open(state: Path, memory: Memory, parts: tuple[str, ...]) -> None:
     memory.event(event("before"))
-    for part in ("", "-wal", "-shm"):
+    for part in parts:
         (state / f"memory.db{part}").unlink()
     other = Memory.open(state)
     other.suspend(Suspension(CT, None, "", "other", 1.0))
@@ -367,6 +371,7 @@ def test_a_file_that_is_put_aside_or_lost_while_another_has_it_open(state: Path,
     assert list(memory.suspensions(2.0)) == [CT]
     assert memory.event(event("after"))
     assert [e.key for e in other.events()] == ["after"]
+    assert other.notes == memory.notes == ()
     other.close()
 
 
