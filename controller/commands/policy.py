@@ -23,7 +23,7 @@ from controller.commands.common import (
 )
 from controller.commands.times import until as until_time
 from controller.core.permissions import Approval, Grants
-from controller.core.plan import Planned
+from controller.core.plan import Plan, Planned
 from controller.core.suspension import Suspension
 from controller.core.words import Disruption
 from controller.report import model, past, text
@@ -56,40 +56,36 @@ def approve(shared: Common, what: str | None, until: str | None, reason: str, ye
         if what is None:
             _list(shared, work)
             return
-        given = permission(specs, what, "approve")
-        end = until_time(until, work.at)
-        predicted = planned(shared, work)
-        grants, takes = Grants(specs), work.narrowed.takes  # an approval may take the place of an earlier one
-        of_it = [p for p in predicted.steps if given in p.step.disrupts and takes(p.step.object, p.step.layer)]
-        lacking = [p for p in of_it if given in grants.missing(p.step)]
-        if not lacking:
-            already = f"; it is given already for {text.counted(len(of_it), 'step')}" if of_it else ""
-            raise Ends(f"nothing that is planned needs {given}{already}", NOT_RIGHT)
-        rows = [model.step_row(p, grants, scripts=False) for p in lacking]
+        given, end = permission(specs, what, "approve"), until_time(until, work.at)
+        needing = _needing(work, planned(shared, work), given)
+        rows = [model.step_row(p, Grants(specs), scripts=False) for p in needing]
         if not shared.json:
             click.echo(text.steps_text(rows))
-        if not (yes or (not shared.json and confirmed(f"approve {given} for this?"))):
-            if shared.json:
-                print_json(model.ApproveReport(steps=rows, approvals=[]))
-            click.echo("nothing was approved", err=True)
-            raise click.exceptions.Exit(COULD_NOT)
-        approvals = [_approval(work, p, given, end, reason) for p in lacking]
+        agreed = yes or (not shared.json and confirmed(f"approve {given} for this?"))
+        approvals = [_approval(work, p, given, end, reason) for p in needing] if agreed else []
         work.memory.approve(*approvals)
         for approval in approvals:
-            message = f"{approval.by} approved {given} for {approval.action} of {approval.of}: {approval.summary}"
-            _tell(
-                work.memory,
-                work.at,
-                Kind.APPROVAL,
-                f"{approval.id}:approve",
-                given.object,
-                "approve",
-                message.rstrip(": "),
-            )
+            what_for = f"{approval.action} of {approval.of}" + (f": {approval.summary}" if approval.summary else "")
+            message = f"{approval.by} approved {given} for {what_for}"
+            _tell(work.memory, work.at, Kind.APPROVAL, f"{approval.id}:approve", given.object, "approve", message)
         if shared.json:
             print_json(model.ApproveReport(steps=rows, approvals=[past.approval_row(a) for a in approvals]))
-        else:
+        if not approvals:
+            click.echo("nothing was approved", err=True)
+            raise click.exceptions.Exit(COULD_NOT)
+        if not shared.json:
             click.echo(f"approved for {text.counted(len(approvals), 'step')}")
+
+
+def _needing(work: session.Session, predicted: Plan, given: Disruption) -> list[Planned]:
+    """The planned steps that need a permission by hand; one that is approved already may be approved anew."""
+    grants, takes = Grants(work.specs), work.narrowed.takes
+    of_it = [p for p in predicted.steps if given in p.step.disrupts and takes(p.step.object, p.step.layer)]
+    needing = [p for p in of_it if given in grants.missing(p.step)]
+    if not needing:
+        already = f"; it is given already for {text.counted(len(of_it), 'step')}" if of_it else ""
+        raise Ends(f"nothing that is planned needs {given}{already}", NOT_RIGHT)
+    return needing
 
 
 def _approval(work: session.Session, planned: Planned, given: Disruption, until: float | None, why: str) -> Approval:
