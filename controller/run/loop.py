@@ -124,6 +124,7 @@ class Loop:
         self._commit = Commit()
         self._loaded: float | None = None
         self._facts: FleetFacts = {}
+        self._busy: dict[str, str] = {}  # hosts on which a step runs, and which
         self._eyes: dict[str, _Eye] = {}
         self._upcoming = Next((), (), (), (), ())
         self._changed = True  # since the last judgement
@@ -184,6 +185,7 @@ class Loop:
         self._records.use(self._specs, self._commit)
         self._eyes = {name: self._eyes.get(name, _Eye(due=moment.now)) for name in self._specs.hosts}
         self._facts = {name: facts for name, facts in self._facts.items() if name in self._eyes}
+        self._busy = busy(self._facts)
         self._succeeded = {ref: at for ref, at in self._succeeded.items() if ref in self._specs}
         for obj in before:
             if obj.ref in self._specs and self._specs.digest_of(obj.ref) != before.digest_of(obj.ref):
@@ -280,7 +282,7 @@ class Loop:
                 name: Looked(name in self._facts and self._facts[name].failure is None, eye.answered, eye.took)
                 for name, eye in self._eyes.items()
             },
-            observed=self._reading is not None and all(eye.seen > -math.inf for eye in self._eyes.values()),
+            observed=self._awake and all(eye.seen > -math.inf for eye in self._eyes.values()),
             upcoming=self._upcoming,
             conditions=self._kept,
             drifts=self._drifting,
@@ -314,10 +316,13 @@ class Loop:
     # --- facts ---
 
     def _know(self, facts: HostFacts) -> None:
-        before = self._facts.get(facts.host)
+        if facts == self._facts.get(facts.host):
+            return
         self._facts = {**self._facts, facts.host: facts}
-        if facts != before:
-            self._changed = True
+        self._busy = busy(self._facts)
+        if (units := observe.units(facts)) is not None and units.rebooting:
+            self._rebooting.setdefault(facts.host, math.inf)
+        self._changed = True
 
     def _give_up_on_slow(self, moment: Moment) -> None:
         """A host that was asked long ago is not known any more; it holds up nothing, and nothing rests on it."""
@@ -350,7 +355,7 @@ class Loop:
         """Hosts on which something is at work, or will come back soon."""
         hot = {host for _, wait in self._upcoming.waiting for host in wait.hosts}
         hot |= {host for doing in self._at_work.values() for host in doing.step.hosts}
-        return hot | set(busy(self._facts)) | set(self._rebooting) | set(self._lost)
+        return hot | set(self._busy) | set(self._rebooting) | set(self._lost)
 
     # --- judging ---
 
@@ -418,7 +423,7 @@ class Loop:
         self._note_waits()
         mine = [doing.step for doing in self._at_work.values()]
         at_my_work = {host for step in mine for host in step.hosts}
-        theirs = {**busy(self._facts), **self._reboots(moment), **self._in_doubt(moment)}
+        theirs = {**self._busy, **self._reboots(moment), **self._in_doubt(moment)}
         chosen = batch(steps, self._specs.fleet.limits, frozenset(theirs) - at_my_work, mine)
         orders = [order for step in chosen if (order := self._begin(step, moment)) is not None]
         begun = {order.step.id for order in orders}
@@ -626,15 +631,15 @@ class Loop:
 
     def _reboots(self, moment: Moment) -> dict[str, str]:
         """Hosts that reboot, until they answer again and what they need first (their cluster) has come back as well."""
-        for name, facts in self._facts.items():
-            units = observe.units(facts)
-            if units is not None and units.rebooting:
-                self._rebooting.setdefault(name, math.inf)
-            elif units is not None and name in self._rebooting:
+        for name in list(self._rebooting):
+            units = observe.units(self._facts[name]) if name in self._facts else None
+            if name not in self._specs.hosts:
+                del self._rebooting[name]
+            elif units is not None and not units.rebooting:
                 self._rebooting[name] = until = min(self._rebooting[name], moment.now + SETTLING)
                 if moment.now >= until or self._is_back(name):
                     del self._rebooting[name]
-        return {name: f"{name} reboots" for name in self._rebooting if name in self._specs.hosts}
+        return {name: f"{name} reboots" for name in self._rebooting}
 
     def _is_back(self, name: str) -> bool:
         gating = [layer.name for layer in self._layers if layer.gates is Gate.ALL]
