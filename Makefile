@@ -6,7 +6,7 @@ WORKERS := -n 3 --dist worksteal
 
 .PHONY: help
 help: ## Show what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
 demo: ## The story on a simulated fleet, told as it runs: no root, no GPU
@@ -16,7 +16,7 @@ demo: ## The story on a simulated fleet, told as it runs: no root, no GPU
 .PHONY: test
 test: ## Everything that can be tested here; the lab too when root
 	@scripts/setup dev
-	@if [ "$$(id -u)" -eq 0 ]; then tests/lab/install-packages.sh; fi
+	@if [ "$$(id -u)" -eq 0 ]; then tests/lab/install-packages.sh; tests/monitoring/install-packages.sh; fi
 	@$(MAKE) --no-print-directory lint
 	@$(PYTEST) $(WORKERS) $(PYTEST_ARGS)
 
@@ -25,6 +25,12 @@ test-vm: ## Binding and boot on a real kernel in a virtual machine: root, ten mi
 	@scripts/setup dev
 	@tests/vm/install-packages.sh
 	@RECONCILE_REQUIRE_VM=1 $(PYTEST) -m vm tests/vm $(PYTEST_ARGS)
+
+.PHONY: test-image
+test-image: ## The image, built from the Dockerfile, runs the demo and the loop: root, two minutes
+	@scripts/setup dev
+	@tests/image/install-packages.sh
+	@RECONCILE_REQUIRE_IMAGE=1 $(PYTEST) -m image -s tests/image $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: ## Style, types, imports, shell scripts
