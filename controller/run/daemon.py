@@ -62,33 +62,32 @@ class SpecFiles:
     def __init__(self, where: Path, memory: Memory) -> None:
         self._where = where
         self._memory = memory
-        self._texts: dict[str, bytes | OSError] | None = None
+        self._shown: dict[str, bytes | str] | None = None  # what was read last
         self._problem = ""
         self._known: Specs | None = None
         self._missing_since: float | None = None
+        self._clusters: dict[str, str] = {}
         self.commit = commit_of(where)
 
-    def read(self, now: float) -> tuple[Reading, SpecError | None] | None:
+    def read(self, now: float, clusters: dict[str, str]) -> tuple[Reading, SpecError | None] | None:
         """What the files say, and why they say nothing; None when that is as before, or not yet to be believed.
 
         Editors and version control take files away for a moment. So an object that is missing has to stay so for a
         while, before the files without it are believed.
         """
         texts, problem = self._on_disk()
-        if (
-            self._texts is not None
-            and self._missing_since is None
-            and _same(texts, self._texts)
-            and problem == self._problem
-        ):
+        before = (self._shown, self._problem, self._clusters)
+        shown = {path: text if isinstance(text, bytes) else str(text) for path, text in texts.items()}
+        if self._missing_since is None and (shown, problem, clusters) == before:
             return None
-        reading = read(texts, last_good=self._memory.last_good())
+        reading = read(texts, last_good=self._memory.last_good(), clusters=clusters)
         lost = self._known is not None and any(obj.ref not in reading.specs for obj in self._known)
         if lost and problem is None:
             self._missing_since = self._missing_since if self._missing_since is not None else now
             if now < self._missing_since + SETTLED:
                 return None
-        self._missing_since, self._texts, self._problem, self._known = None, texts, problem, reading.specs
+        self._missing_since, self._shown, self._problem, self._clusters = None, shown, problem, dict(clusters)
+        self._known = reading.specs
         self.commit = commit_of(self._where)
         if problem:
             place = Place(str(self._where), 1)
@@ -116,12 +115,6 @@ class SpecFiles:
                 self._memory.forget_file(path)
 
 
-def _same(one: dict[str, bytes | OSError], other: dict[str, bytes | OSError]) -> bool:
-    return {p: t if isinstance(t, bytes) else str(t) for p, t in one.items()} == {
-        p: t if isinstance(t, bytes) else str(t) for p, t in other.items()
-    }
-
-
 class Daemon:
     """The loop at work on a world, until ``stop``."""
 
@@ -138,6 +131,7 @@ class Daemon:
         self._hosts: object = None
         self._told = 0  # the number of the last event that was logged
         self._trouble = ""
+        self._errors: set[str] = set()
 
     def stop(self) -> None:
         """Begin nothing any more, and end when what is at work has ended; asked again, at once. For signal handlers."""
@@ -228,14 +222,14 @@ class Daemon:
         self._news.put(_Performed(order.step.id, said))
 
     def _take_specs(self, moment: Moment) -> None:
-        found = self._files.read(moment.now)
+        found = self._files.read(moment.now, self._loop.clusters)
         if found is None:
             return
         reading, problem = found
-        for error in reading.errors:
-            _log.error("%s", error.text())
-        if problem is not None:
-            _log.error("%s", problem.text())
+        errors = {error.text() for error in (*reading.errors, *([problem] if problem is not None else []))}
+        for text in sorted(errors - self._errors):
+            _log.error("%s", text)
+        self._errors = errors
         hosts = dict(reading.specs.hosts)
         if hosts != self._hosts:
             self._world.use(reading.specs)

@@ -25,6 +25,7 @@ from controller.core.view import View
 from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen
 from controller.facts.units import Job, Unit
 from controller.facts.words import FleetFacts, HostFacts, Known, Observation, Unknown
+from controller.layers.access.facts import AccessFacts
 from controller.run.ended import Ended, Result, busy, failed_job, judge, last_words
 from controller.run.git import Commit
 from controller.run.memory import Backoff, Drifting, Event, Kept, Key, Kind
@@ -124,6 +125,7 @@ class Loop:
         self._commit = Commit()
         self._loaded: float | None = None
         self._facts: FleetFacts = {}
+        self._clusters: dict[str, str] = {}
         self._busy: dict[str, str] = {}  # hosts on which a step runs, and which
         self._eyes: dict[str, _Eye] = {}
         self._upcoming = Next((), (), (), (), ())
@@ -232,6 +234,11 @@ class Loop:
         return self._specs
 
     @property
+    def clusters(self) -> dict[str, str]:
+        """The names of the Proxmox clusters of hosts, as they were last seen; a host in none is a cluster alone."""
+        return dict(self._clusters)
+
+    @property
     def idle(self) -> bool:
         """Whether no short step is at work."""
         return not self._at_work
@@ -320,6 +327,9 @@ class Loop:
             return
         self._facts = {**self._facts, facts.host: facts}
         self._busy = busy(self._facts)
+        access = facts.section("host.access")
+        if isinstance(access, Known) and isinstance(access.value, AccessFacts) and access.value.cluster is not None:
+            self._clusters[facts.host] = access.value.cluster.name or f"{facts.host} alone"
         if (units := observe.units(facts)) is not None and units.rebooting:
             self._rebooting.setdefault(facts.host, math.inf)
         self._changed = True
