@@ -34,7 +34,7 @@ from tests.sim.controllers import Told
 from tests.sim.loops import Player
 
 HOUR = 3600.0
-IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - where the loop's database costs no disk
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 STEPS = (Moment.BEFORE, Moment.DURING, Moment.AFTER)
 ACTIONS = (
     *("", "install-headers", "keep-nouveau-off", "bind-gpu", "fetch-driver", "install-driver", "load-driver"),
