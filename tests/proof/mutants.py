@@ -524,10 +524,9 @@ def wrong_texts() -> list[str]:
 
 def _copy(to: Path) -> Path:
     copy = to / "copy"
-    ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "lab", "vm")
     for name in ("controller", "tests", "specs", "docs"):
-        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-    shutil.copytree(ROOT / "tests" / "lab", copy / "tests" / "lab", ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored, symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", copy)
     samples = ROOT.parent / "shared"
     if samples.is_dir():
