@@ -158,7 +158,7 @@ class Daemon:
 
     def _turn_until_stopped(self, pool: ThreadPoolExecutor) -> None:
         leave_at: float | None = None
-        pinned = 0.0
+        pinned, unpinned = 0.0, False
         news: Sequence[_News] = [_Files()]
         read_at = time.monotonic()
         while True:
@@ -171,13 +171,14 @@ class Daemon:
                 changed = self._tell(news, moment) or changed
                 for task in self._loop.tasks(moment):
                     self._hand_out(task, pool)
-                if (changed and moment.now >= pinned + PINNED) or self._log_events():
+                unpinned = unpinned or changed
+                if (unpinned and moment.now >= pinned + PINNED) or self._log_events():
                     self._board.pin(self._loop.picture())
-                    pinned = moment.now
+                    pinned, unpinned = moment.now, False
                 self._trouble = ""
             except NoState as error:
                 self._complain(error)
-            self._board.moved(moment.unix)
+            self._board.moved(time.time())  # the date of this machine, whatever that of a simulated fleet is
             if self._stop.is_set():
                 self._loop.stop()
                 leave_at = leave_at or moment.now + LEAVING
