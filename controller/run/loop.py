@@ -165,16 +165,26 @@ class Loop:
         over = {event.key.removesuffix(":ended") for event in ended}
         started = self._memory.events(kind=Kind.STEP_STARTED, since=moment.unix - FORGOTTEN)
         self._earlier = [event for event in started if event.key.removesuffix(":started") not in over]
+        self._newly_resumed(moment)  # an earlier life has heard of it: what was tried in vain since then still counts
         self.reconsider(moment)
 
     def reconsider(self, moment: Moment) -> None:
         """Read again what people have decided: approvals and suspensions. Raises NoState."""
         self._approvals = tuple(self._memory.approvals(moment.unix))
         self._suspensions = self._memory.suspensions(moment.unix)
-        for event in self._memory.events(kind=Kind.SUSPENSION, since=moment.unix - PERIOD_OF_BREAKER):
-            if event.object is not None and event.action == "resume":
-                self._resumed[event.object] = event.at
+        for ref in self._newly_resumed(moment):
+            self._forgive(ref)
         self._changed = True
+
+    def _newly_resumed(self, moment: Moment) -> set[Ref]:
+        """What somebody has resumed since this was asked last."""
+        resumed = set()
+        for event in self._memory.events(kind=Kind.SUSPENSION, since=moment.unix - PERIOD_OF_BREAKER):
+            ref = event.object
+            if ref is not None and event.action == "resume" and event.at > self._resumed.get(ref, -math.inf):
+                self._resumed[ref] = event.at
+                resumed.add(ref)
+        return resumed
 
     def take_specs(
         self, reading: Reading, moment: Moment, commit: Commit | None = None, problem: SpecError | None = None
@@ -439,7 +449,9 @@ class Loop:
         begun = {order.step.id for order in orders}
         for step in steps:
             if step.id not in begun and (step.object, step.layer) not in self._pending:
-                self._pend(step, WaitingFor.BUDGET, "waits for its turn, or for a fresh look at its hosts")
+                at_work = [why for host, why in theirs.items() if host in step.hosts]
+                turn = "waits for its turn, or for a fresh look at its hosts"
+                self._pend(step, WaitingFor.BUDGET, "; ".join(at_work) or turn)
         return orders
 
     def _kept_back(self, step: Step, moment: Moment) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from controller.core.suspension import Suspension
 from controller.layers.shared.truth import Fleet
 from controller.run.loop import BACKOFF, PERIOD
-from controller.run.memory import Kind
+from controller.run.memory import Event, Kind
 from controller.run.picture import WaitingFor
 from controller.spec.ref import Ref
 from controller.world.sim.faults import Fault, Moment, Name
@@ -123,6 +123,32 @@ def test_a_breaker_stops_what_disrupts_and_does_not_help_until_somebody_says_go_
     player.start()
     play_failing(player, 120)
     assert events(player).count(("start", "failed")) == 3, "a restart does not close it"
+    resume(player)
+    assert play_failing(player, 15, lambda: events(player).count(("start", "failed")) == 4), "at once, not after backoff"
+    player.kill()
+    player.start()
+    assert player.memory.backoffs()[CT, "container.power", "start"].tries == 1
+    player.fleet.hosts["kpro5"].start_failure = ""
+    assert player.play(60, ready(player))
+
+
+def resume(player: Player) -> None:
+    """As the command does."""
+    at = player.moment.unix
+    player.memory.event(Event(f"{CT}:resume:{at}", at, Kind.SUSPENSION, CT, action="resume", message="go on"))
+    player.loop.reconsider(player.moment)
+
+
+def test_a_spec_that_came_after_a_resume_counts_from_its_own_time(player):
+    player.play(60, ready(player))
+    cannot_start(player)
+    resume(player)
+    play_failing(player, 3000)
+    assert len(player.memory.events(kind=Kind.BREAKER)) == 1
+    text = player.texts["ct129.yaml"].decode()
+    player.save({**player.texts, "ct129.yaml": text.replace("restart-container,", "restart-container, prune,").encode()})
+    player.loop.reconsider(player.moment)
+    assert play_failing(player, 15, lambda: events(player).count(("start", "failed")) == 4)
 
 
 def test_nothing_is_done_to_what_a_broken_file_defined_and_the_rest_goes_on(player):
