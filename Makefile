@@ -16,7 +16,7 @@ demo: ## The story on a simulated fleet, told as it runs: no root, no GPU
 .PHONY: test
 test: ## Everything that can be tested here; the lab too when root
 	@scripts/setup dev
-	@if [ "$$(id -u)" -eq 0 ]; then tests/lab/install-packages.sh; tests/monitoring/install-packages.sh; fi
+	@if [ "$$(id -u)" -eq 0 ]; then tests/lab/install-packages.sh && tests/monitoring/install-packages.sh; fi
 	@$(MAKE) --no-print-directory lint
 	@$(PYTEST) $(WORKERS) $(PYTEST_ARGS)
 
