@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 L = "controller/layers/"
+LAST = "tests/proof/test_guards.py"  # what is asked when a guard's own tests notice nothing
 
 
 @dataclass(frozen=True)
@@ -547,25 +549,42 @@ def _run(copy: Path, tests: str) -> tuple[bool, str]:
         "not lab and not vm",
         *tests.split(),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=900, check=False)
     failed = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
     return done.returncode == 0, failed or done.stdout[-200:]
 
 
-def caught(mutant: Mutant) -> str:
-    """The test that notices, "" when none does."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = _copy(Path(folder))
+class Copies:
+    """Copies of the tree, one for each worker at a time."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for number in range(count):
+            self.free.put(_copy(folder / str(number)))
+
+    def caught(self, mutant: Mutant) -> str:
+        """The test that notices, "" when none does."""
+        copy = self.free.get()
         file = copy / mutant.file
         text = file.read_text()
-        assert text.count(mutant.old) == 1, mutant
-        file.write_text(text.replace(mutant.old, mutant.new))
-        for tests in (mutant.tests, "tests/proof/test_guards.py"):
-            passes, said = _run(copy, tests)
-            if not passes:
-                return said
-    return ""
+        try:
+            _write(file, text.replace(mutant.old, mutant.new))
+            for tests in (mutant.tests, LAST):
+                passes, said = _run(copy, tests)
+                if not passes:
+                    return said
+        finally:
+            _write(file, text)
+            self.free.put(copy)
+        return ""
+
+
+def _write(file: Path, text: str) -> None:
+    """Change a file so that Python sees it: what it has compiled may have the same size and second."""
+    file.write_text(text)
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def main() -> int:
@@ -578,17 +597,20 @@ def main() -> int:
         print(*wrong, sep="\n")
         return 1
     chosen = [mutant for mutant in MUTANTS if given.word in f"{mutant.file} {mutant.guard}"]
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        tests = " ".join(sorted({word for mutant in chosen for word in mutant.tests.split()}))
-        passes, said = _run(_copy(Path(folder)), f"{tests} tests/proof/test_guards.py")
-    if not passes:
-        print(f"the tests fail without any mutant: {said}")
-        return 1
     began, missed = time.monotonic(), 0
-    with ThreadPoolExecutor(given.workers) as pool:
-        for mutant, by in zip(chosen, pool.map(caught, chosen), strict=True):
-            missed += not by
-            print(f"{'caught' if by else 'MISSED'}  {mutant.file}: {mutant.guard}  {by[:110]}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = Copies(Path(folder), given.workers)
+        sound = copies.free.get()
+        for tests in dict.fromkeys((*(mutant.tests for mutant in chosen), LAST)):
+            passes, said = _run(sound, tests)
+            if not passes:
+                print(f"{tests} fails without any mutant: {said}")
+                return 1
+        copies.free.put(sound)
+        with ThreadPoolExecutor(given.workers) as pool:
+            for mutant, by in zip(chosen, pool.map(copies.caught, chosen), strict=True):
+                missed += not by
+                print(f"{'caught' if by else 'MISSED'}  {mutant.file}: {mutant.guard}  {by[:110]}", flush=True)
     print(f"{time.monotonic() - began:.0f} s")
     print(f"{len(chosen)} guards mutated, {len(chosen) - missed} caught, {missed} missed")
     return 1 if missed else 0

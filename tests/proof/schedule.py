@@ -370,7 +370,7 @@ def odd(play: Play, chance: random.Random) -> None:
 def spec(play: Play, chance: random.Random) -> None:
     """Somebody edits a spec; what is refused as a whole is not saved."""
     documents = copy.deepcopy(play.documents)
-    said = _edit(chance, documents)
+    said = edit_documents(chance, documents)
     try:
         specs_of(documents)
     except SpecErrors as errors:
@@ -382,7 +382,7 @@ def spec(play: Play, chance: random.Random) -> None:
     play.saved()
 
 
-def _edit(chance: random.Random, documents: list[Document]) -> str:
+def edit_documents(chance: random.Random, documents: list[Document]) -> str:
     containers = [d for d in documents if d["kind"] == "Container"]
     hosts = [d for d in documents if d["kind"] == "Host"]
     cards = [d for d in hosts if d.get("nvidia", {}).get("gpus")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import time
@@ -30,7 +31,8 @@ from controller.world.units import order_text, script_text
 from tests.proof.fleets import SECRET, start
 from tests.proof.lies import EVIL, PARSERS, answers, judged, twisted, with_lies
 
-unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+EXAMPLES = int(os.environ.get("RECONCILE_EXAMPLES", "60"))
+unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=EXAMPLES)
 seeds = st.integers(0, 2**32)
 LONG = 5.0  # seconds that nothing here may take: patient with a busy machine, and far from what a bad pattern takes
 STYLE = re.compile(r"\x1b\[\d+m")  # what is ours; the hostile sequences hold others beside it
