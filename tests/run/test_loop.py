@@ -124,7 +124,9 @@ def test_a_breaker_stops_what_disrupts_and_does_not_help_until_somebody_says_go_
     play_failing(player, 120)
     assert events(player).count(("start", "failed")) == 3, "a restart does not close it"
     resume(player)
-    assert play_failing(player, 15, lambda: events(player).count(("start", "failed")) == 4), "at once, not after backoff"
+    assert play_failing(player, 15, lambda: events(player).count(("start", "failed")) == 4), (
+        "at once, not after backoff"
+    )
     player.kill()
     player.start()
     assert player.memory.backoffs()[CT, "container.power", "start"].tries == 1
@@ -146,7 +148,9 @@ def test_a_spec_that_came_after_a_resume_counts_from_its_own_time(player):
     play_failing(player, 3000)
     assert len(player.memory.events(kind=Kind.BREAKER)) == 1
     text = player.texts["ct129.yaml"].decode()
-    player.save({**player.texts, "ct129.yaml": text.replace("restart-container,", "restart-container, prune,").encode()})
+    player.save(
+        {**player.texts, "ct129.yaml": text.replace("restart-container,", "restart-container, prune,").encode()}
+    )
     player.loop.reconsider(player.moment)
     assert play_failing(player, 15, lambda: events(player).count(("start", "failed")) == 4)
 
