@@ -34,7 +34,7 @@ class WaitingFor(StrEnum):
     BACKOFF = "backoff"
     """It did not work, and is tried again later."""
     BUDGET = "budget"
-    """Other disruptive steps are at work, or the breaker has stopped them all."""
+    """Other disruptive steps are at work, or the last healthy server of a group would go, or the breaker is open."""
     JOB = "job"
     """A job, a step or a reboot that is at work."""
     BLOCKED = "blocked"
