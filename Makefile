@@ -41,3 +41,20 @@ lint: ## Style, types, imports, shell scripts
 bench: ## Against ansible, pyinfra and OpenSSH, into bench/results.json
 	@scripts/setup dev
 	@bench/run
+
+SOAK_SECONDS ?= 60
+.PHONY: soak
+soak: ## Random schedules of faults on simulated fleets, SOAK_SECONDS=60, on all cores
+	@scripts/setup dev
+	@.venv/bin/python -m tests.proof.soak $(SOAK_SECONDS) $(SOAK_ARGS)
+
+.PHONY: mutants
+mutants: ## Guards broken one at a time: some test has to notice each; half an hour
+	@scripts/setup dev
+	@.venv/bin/python -m tests.proof.mutants
+
+FUZZ_SECONDS ?= 120
+.PHONY: fuzz
+fuzz: ## Coverage-guided fuzzing of parsers and of the spec loader, FUZZ_SECONDS=120
+	@scripts/setup fuzz
+	@.venv/bin/python -m tests.proof.fuzz $(FUZZ_SECONDS)
