@@ -569,8 +569,16 @@ class Loop:
                 )
                 if self._memory.event(over):
                     what = (event.object, event.layer, event.action)
+                    if result is Result.WORKED:
+                        self._use_up(what, event, moment)
                     self._count(event.step, what, event.cause, result, message, moment.unix - event.at, moment)
         self._earlier = left
+
+    def _use_up(self, what: Key, begun: Event, moment: Moment) -> None:
+        """The approvals for such a step are used; which of them it was begun by, only the earlier life knew."""
+        for approval in self._approvals:
+            if (approval.of, approval.layer, approval.action) == what and approval.at <= begun.at:
+                self._records.used(approval, begun.step, moment.unix)
 
     def _how_it_ended(self, event: Event, ref: Ref, unit: Unit | None) -> tuple[Result, str]:
         if unit is None:
