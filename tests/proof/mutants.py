@@ -563,6 +563,18 @@ class Copies:
         for number in range(count):
             self.free.put(_copy(folder / str(number)))
 
+    def unsound(self, mutants: list[Mutant]) -> str:
+        """Which tests fail without any mutant, so that they notice nothing; "" when none does."""
+        copy = self.free.get()
+        try:
+            for tests in dict.fromkeys((*(mutant.tests for mutant in mutants), LAST)):
+                passes, said = _run(copy, tests)
+                if not passes:
+                    return f"{tests} fails without any mutant: {said}"
+        finally:
+            self.free.put(copy)
+        return ""
+
     def caught(self, mutant: Mutant) -> str:
         """The test that notices, "" when none does."""
         copy = self.free.get()
@@ -600,13 +612,9 @@ def main() -> int:
     began, missed = time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = Copies(Path(folder), given.workers)
-        sound = copies.free.get()
-        for tests in dict.fromkeys((*(mutant.tests for mutant in chosen), LAST)):
-            passes, said = _run(sound, tests)
-            if not passes:
-                print(f"{tests} fails without any mutant: {said}")
-                return 1
-        copies.free.put(sound)
+        if not given.word and (said := copies.unsound(chosen)):
+            print(said)
+            return 1
         with ThreadPoolExecutor(given.workers) as pool:
             for mutant, by in zip(chosen, pool.map(copies.caught, chosen), strict=True):
                 missed += not by
