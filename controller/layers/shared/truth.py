@@ -92,6 +92,104 @@ class Initramfs:
     modprobe: dict[str, str] = field(default_factory=dict)
 
 
+# What serves models. A place is a container or a plain host itself: its image is what lies in its root file system
+# and goes with it, its session is what runs in it and goes with its power.
+
+
+@dataclass(slots=True)
+class Environment:
+    """A Python environment in an image, by its path: which engine it has, and which GPUs its kernels are built for.
+
+    ``flags`` are the options that the installed engine takes. ``fault`` is what it says when it is imported, empty
+    when it can be. ``nonsense`` is what it answers although its weights are sound, empty when it answers right.
+    """
+
+    engine: str
+    version: str
+    python: str = "3.12"
+    arch: str = "x86_64"
+    capabilities: list[str] = field(default_factory=list)  # 8.6, 12.0
+    flags: list[str] = field(default_factory=list)
+    size: int = 0  # bytes
+    fault: str = ""
+    nonsense: str = ""
+
+
+@dataclass(slots=True)
+class WeightFile:
+    """A file of a model: how many bytes are there, how many should be, and whether they are the right ones."""
+
+    size: int
+    whole: int
+    sound: bool = True
+    mtime: int = 0
+
+
+@dataclass(slots=True)
+class Model:
+    """A model's files in an image, by its directory; names ending in ``.part`` are not whole yet."""
+
+    repo: str
+    revision: str
+    files: dict[str, WeightFile] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Image:
+    """A root file system: small files by path, what is enabled in its systemd, environments and models by directory."""
+
+    files: dict[str, File] = field(default_factory=dict)
+    enabled: list[str] = field(default_factory=list)  # units that start with the place
+    environments: dict[str, Environment] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    free: int = 1 << 41  # bytes that its disk has left
+    tools: list[str] = field(default_factory=lambda: ["systemctl", "nvcc", "ninja"])
+    shm: int = 1 << 36  # bytes of /dev/shm
+
+
+@dataclass(slots=True)
+class Process:
+    """A process in a place. ``unit`` is the systemd unit it belongs to, empty for one that somebody started by hand.
+
+    ``started`` is in Unix seconds. ``port`` is what it listens on once it is ready, None for one that listens on
+    nothing. ``digest`` is that of the unit's meaning as systemd had it when it was started.
+    """
+
+    pid: int
+    started: float
+    argv: list[str] = field(default_factory=list)
+    unit: str = ""
+    digest: str = ""
+    address: str = "0.0.0.0"  # noqa: S104 - what engines listen on
+    port: int | None = None
+    ready: float = 0.0  # when it listens, in Unix seconds
+    gpus: list[str] = field(default_factory=list)  # UUIDs in its CUDA_VISIBLE_DEVICES
+    environment: str = ""  # the directory of the environment that it runs from
+    model: str = ""  # the directory of its weights
+    hangs: bool = False  # it has taken requests and answers none any more
+    said: list[str] = field(default_factory=list)  # the last lines of its log
+
+
+@dataclass(slots=True)
+class End:
+    """How a process of a unit ended: when (Unix seconds), systemd's result, exit code, and what it last said."""
+
+    at: float
+    result: str
+    status: str
+    said: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Session:
+    """What runs in a place, and what its systemd has loaded: a unit's text is the one of the last daemon-reload."""
+
+    processes: list[Process] = field(default_factory=list)
+    loaded: dict[str, str] = field(default_factory=dict)  # text by unit
+    ends: dict[str, list[End]] = field(default_factory=dict)  # by unit
+    failed: list[str] = field(default_factory=list)  # units that systemd starts no more by itself
+
+
 @dataclass(slots=True)
 class RunningContainer:
     """A CT that runs, with what it was started with: no later edit of its config changes any of it.
@@ -107,6 +205,7 @@ class RunningContainer:
     dev: dict[str, Node] = field(default_factory=dict)
     mounts: dict[str, str] = field(default_factory=dict)
     image: str = ""
+    session: Session = field(default_factory=Session)
 
 
 @dataclass(slots=True)
@@ -209,6 +308,8 @@ class Host:
     persistenced: bool = False  # nvidia-persistenced makes the device nodes at boot
     containers: dict[int, RunningContainer] = field(default_factory=dict)
     machines: dict[int, RunningMachine] = field(default_factory=dict)
+    image: Image = field(default_factory=Image)
+    session: Session = field(default_factory=Session)
     uid: int = 0
     missing_tools: list[str] = field(default_factory=list)
     generation: int = 0
@@ -259,6 +360,9 @@ class Fleet:
     hosts: dict[str, Host] = field(default_factory=dict)
     clusters: dict[str, Cluster] = field(default_factory=dict)
     userlands: dict[str, str] = field(default_factory=dict)  # version of NVIDIA's libraries in a volume (a CT's image)
+    images: dict[str, Image] = field(default_factory=dict)  # of containers, by volume, or HOST:ID without one
+    hub: dict[str, Model] = field(default_factory=dict)  # models that can be downloaded, by "repo@revision"
+    engines: dict[str, Environment] = field(default_factory=dict)  # what can be installed, by "engine==version"
     downloads: dict[str, str] = field(default_factory=dict)  # files of the internet: text by URL
     unreachable: list[str] = field(default_factory=list)  # hosts that the controller's network does not reach
     changed_keys: list[str] = field(default_factory=list)  # hosts that answer with another host key
