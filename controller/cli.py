@@ -26,7 +26,7 @@ from controller.layers.order import ORDER
 from controller.layers.shared.truth import Impossible
 from controller.report import model, tell, text
 from controller.run import drain as draining
-from controller.run import session, state
+from controller.run import secrets, session, state
 from controller.run import specs as spec_files
 from controller.run.once import Pass, Report
 from controller.spec.load import SpecErrors, load
@@ -164,7 +164,7 @@ def _load(shared: Common, code: int = NOT_RIGHT) -> Specs:
         raise Ends(str(errors).rstrip("\n"), code, rows) from None
     except spec_files.NoSpecs as error:
         raise Ends(str(error), code) from None
-    return specs
+    return dataclasses.replace(specs, secrets=secrets.read(specs.fleet.secrets))
 
 
 @contextmanager

@@ -801,6 +801,13 @@ class ModelServer(_Object):
 
 
 @dataclass(frozen=True)
+class Unreadable:
+    """A secret that could not be read: it is not known, which is not the same as empty. ``why`` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Place:
     """Where something stands in the spec files; lines and columns are counted from 1."""
 
@@ -825,6 +832,8 @@ class Specs:
     servers: Mapping[str, ModelServer] = field(default_factory=dict)
     places: Mapping[Ref, Place] = field(default_factory=dict)
     """Where each object's document begins."""
+    secrets: Mapping[str, str | Unreadable] = field(default_factory=dict, repr=False, compare=False)
+    """The secrets of ``fleet.secrets`` as the controller's machine has them now; none of them is ever shown."""
 
     def __iter__(self) -> Iterator[Object]:
         yield from self.hosts.values()
