@@ -1,0 +1,1 @@
+"""server.health: ready within its budget, and moving when it is busy."""

@@ -1,0 +1,1 @@
+"""server.output: what the server says makes sense, as fast as it should."""
