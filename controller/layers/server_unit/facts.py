@@ -28,12 +28,17 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What we noted when we wrote the unit. ``digest`` is that of its meaning, ``unit`` the SHA-256 of its text."""
+    """What we noted when we wrote the unit.
+
+    ``digest`` is that of its meaning, ``unit`` the SHA-256 of its text. ``instead_of`` is the digest of a unit that
+    failed its checks and that this one, the last good one, was put back for.
+    """
 
     object: str
     digest: str
     unit: str
     schema: int = SCHEMA
+    instead_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class ServerUnit:
     """One server's unit. What is None is not there.
 
     ``secret_digest`` is the SHA-256 of the salt, secrets.env and config.yaml one after the other, as they are now.
-    ``dropins`` are the names of files that change the unit from outside it.
+    ``note`` is whether note.sh is there; ``dropins`` are the names of files that change the unit from outside it.
     """
 
     name: str
@@ -80,7 +85,7 @@ class ServerUnit:
     arguments: Arguments | None = None
     salt: str = ""
     secret_digest: str = ""
-    note: str = ""
+    note: bool = False
     dropins: tuple[str, ...] = ()
 
 
@@ -117,7 +122,7 @@ def parse(section: Section) -> ServerUnits:
     for where, one in told.items():
         names: list[str] = []
         secrets: dict[str, str] = {}
-        notes: dict[str, str] = {}
+        notes: set[str] = set()
         dropins: dict[str, list[str]] = {}
         for line in one.lines:
             match line.split(" "):
@@ -125,8 +130,8 @@ def parse(section: Section) -> ServerUnits:
                     names.append(name)
                 case ["secrets", name, digest]:
                     secrets[name] = digest
-                case ["note", name, digest]:
-                    notes[name] = digest
+                case ["note", name]:
+                    notes.add(name)
                 case ["dropin", name, file]:
                     dropins.setdefault(name, []).append(file)
                 case _:
@@ -139,7 +144,7 @@ def parse(section: Section) -> ServerUnits:
                 _arguments(one.files.get(f"{folder(name)}/args.json")),
                 _line(one.files.get(f"{folder(name)}/salt")),
                 secrets.get(name, ""),
-                notes.get(name, ""),
+                name in notes,
                 tuple(dropins.get(name, ())),
             )
             for name in names
@@ -158,7 +163,13 @@ def _marker(file: File | None) -> Marker | None:
     if said is None:
         return None
     try:
-        return Marker(str(said["object"]), str(said["digest"]), str(said["unit"]), int(str(said["schema"])))
+        return Marker(
+            str(said["object"]),
+            str(said["digest"]),
+            str(said["unit"]),
+            int(str(said["schema"])),
+            str(said.get("instead_of", "")),
+        )
     except (KeyError, ValueError):
         return None
 

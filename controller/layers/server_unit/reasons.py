@@ -16,8 +16,6 @@ class Reason(StrEnum):
     """Its file is not as we wrote it, or is not there while our folder is."""
     OTHER_SECRETS = "other-secrets"
     """Its secrets are not those that the spec names now."""
-    DROPIN = "dropin"
-    """A drop-in of somebody else's changes it."""
     NOT_OURS = "not-ours"
     """There is a unit of that name that we did not make."""
     UNKNOWN_FLAG = "unknown-flag"

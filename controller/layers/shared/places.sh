@@ -59,3 +59,25 @@ wanted() {
 	done)
 	files "$@"
 }
+
+# slice_of PID: the folder in which the place whose init that is keeps the control groups of its services.
+slice_of() {
+	if [ "$1" = 1 ]; then
+		printf '%s/sys/fs/cgroup/system.slice\n' "$root"
+		return
+	fi
+	while IFS=: read -r _ _ _group; do
+		_group=${_group%/init.scope}
+		printf '%s/sys/fs/cgroup%s/system.slice\n' "$root" "${_group%/}"
+		return
+	done <"$root/proc/$1/cgroup"
+}
+
+# at_work CGROUP: whether a control group has processes, its own or below it.
+at_work() {
+	[ -r "$1/cgroup.events" ] || return 1
+	while read -r _key _value; do
+		if [ "$_key" = populated ]; then [ "$_value" = 1 ] && return 0; fi
+	done <"$1/cgroup.events"
+	return 1
+}
