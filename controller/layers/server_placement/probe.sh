@@ -19,6 +19,7 @@ servers() {
 				name=${name%.service}
 			fi
 			case $name in '' | *[!a-z0-9._-]*) continue ;; esac
+			if [ "$what" = server ] && ! { plain "$way/$name" && [ -d "$path" ]; }; then continue; fi
 			printf '%s %s\n' "$what" "$name"
 			if [ "$what" = server ]; then want "/opt/reconcile/server/$name/marker.json"; fi
 			if [ "$what" = unit ] && at_work "$slice/reconcile-$name.service"; then printf 'active %s\n' "$name"; fi

@@ -135,8 +135,8 @@ def _here(lines: tuple[str, ...]) -> ProcessesHere:
 
 
 def _arguments(value: str) -> tuple[str, ...]:
-    r"""A command line as the fragment carries it: \1 between arguments, \2 for a newline in one."""
-    return tuple(part.replace("\x02", "\n") for part in value.split("\x01")) if value else ()
+    r"""A command line as the fragment carries it: \1 behind each argument, \2 for a newline in one."""
+    return tuple(part.replace("\x02", "\n") for part in value.removesuffix("\x01").split("\x01")) if value else ()
 
 
 def _ends(server: dict[str, object]) -> tuple[End, ...]:

@@ -19,9 +19,9 @@ STARTS = 5  # after so many that did not last, systemd gives up; they may each t
 class Supervision:
     """How systemd looks after the process.
 
-    ``restart`` and ``kill_mode`` are systemd's words; ``prevent`` are exit codes after which another start would end the
-    same way, ``success`` those of a proper stop besides 0. ``stop_seconds`` is how long it may take to end when asked
-    to, ``startup_seconds`` its startup budget.
+    ``restart`` and ``kill_mode`` are systemd's words; ``prevent`` are exit codes after which another start would end
+    the same way, ``success`` those of a proper stop besides 0. ``stop_seconds`` is how long it may take to end when
+    asked to, ``startup_seconds`` its startup budget.
     """
 
     restart: str = "always"
