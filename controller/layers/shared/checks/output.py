@@ -1,0 +1,66 @@
+"""One run of the canaries over a server, its result in a file, and what a roll-back needs of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from . import canaries, files, good
+from .asking import NoAnswer
+from .place import Place
+
+RESULT = Path("checks/output.json")
+KEPT = 20
+
+
+def run(place: Place, patience: float = 300.0) -> dict[str, Any]:
+    """Ask everything, judge it, write the result, and note what is good. Raises OSError, subprocess.SubprocessError."""
+    before = place.state().process
+    measured_on = place.measured_on(before)
+    server = place.server()
+    asker = canaries.Asker(
+        server,
+        lambda: place.metrics(server),
+        dict(place.settings["canaries"]["plainly"]),
+        patience,
+        place.settings["canaries"]["timeout"],
+    )
+    found = [canaries.check(canary, asker) for canary in canaries.chosen(place.settings["canaries"])]
+    figures = canaries.measure(asker)
+    history = _history(place, measured_on)
+    usual = canaries.usual(history)
+    found += canaries.judge_figures(figures, place.settings["canaries"], history)
+    after = place.state().process
+    if not before or before != after:
+        raise NoAnswer(
+            f"the server was started anew while it was asked ({before or 'none'} then, {after or 'none'} now)"
+        )
+    if figures.tokens_per_second is not None:
+        history.append(figures.tokens_per_second)
+    result = {
+        "schema": files.SCHEMA,
+        "at": round(time.time(), 3),
+        "measured_on": measured_on,
+        "checks": [each.plain() for each in found],
+        "figures": {
+            "tokens_per_second": figures.tokens_per_second,
+            "first_token_seconds": figures.first_token_seconds,
+            "draft_acceptance": figures.draft_acceptance,
+            "accepted_length": figures.accepted_length,
+            "usual_tokens_per_second": usual,
+        },
+        "history": history[-KEPT:],
+    }
+    files.write(place.folder / RESULT, result)
+    if not any(each.result == "failed" for each in found) and any(each.result == "passed" for each in found):
+        good.note(place, measured_on)
+    return result
+
+
+def _history(place: Place, measured_on: dict[str, str]) -> list[float]:
+    """The speeds of earlier runs of the same unit."""
+    earlier = files.read(place.folder / RESULT) or {}
+    if (earlier.get("measured_on") or {}).get("unit") != measured_on["unit"]:
+        return []
+    return [float(speed) for speed in earlier.get("history", [])][-KEPT:]
