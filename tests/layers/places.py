@@ -52,7 +52,8 @@ class Hosted:
     def ask(self, fragment: str, guests: tuple[int, ...] = (129,), shell: str = "dash") -> Section:
         """What the fragment answers."""
         text = (
-            f"root={self.root}\n{probe.script({'section': fragment})}\nPATH={self.root}/bin:$PATH run_dir={self.root}/run\n"
+            f"root={self.root}\n{probe.script({'section': fragment})}\n"
+            f"PATH={self.root}/bin:$PATH run_dir={self.root}/run\n"
             'process_start() { [ -r "$root/proc/$1/stat" ] && read -r s <"$root/proc/$1/stat" && set -- ${s##*) } && '
             'shift 19 && printf %s "$1"; }\n' + probe.look("N", 0, guests)
         )

@@ -16,7 +16,3 @@ class Reason(StrEnum):
     """It is there under its old name."""
     OTHER_OBJECTS = "other-objects"
     """The unit of its name is another object's."""
-    NOT_OURS = "not-ours"
-    """There is a unit of its name that we did not make."""
-    SOURCE_UNKNOWN = "source-unknown"
-    """Whether it still is in its old place cannot be seen."""

@@ -1,10 +1,16 @@
 # Starts, stops or restarts a server's unit, if what runs is still what was seen.
-# Arguments: start | stop | restart, the place, the server's name, its main process as it was seen (PID:START, or - for
-# none), the digest of what it is to be started with, the port it will listen on (0: not to be looked at).
+# Arguments: start | stop | restart | enable | adopt, the place, the server's name, its main process as it was seen
+# (PID:START, or - for none), the digest of what it is to be started with, the port it will listen on, and for adopt the
+# service that was made by hand and that is stopped and disabled.
 main() {
-	action=$1 place=$2 name=$3 seen=$4 digest=$5 port=$6
+	action=$1 place=$2 name=$3 seen=$4 digest=$5 port=$6 other=$7
 	enter_place "$place"
 	unit=reconcile-$name.service
+	if [ "$action" = adopt ]; then
+		inside 660 "systemctl disable -q '$other' 2>/dev/null; systemctl stop '$other'" </dev/null ||
+			die "systemd cannot stop $other in $(place_name)"
+		return
+	fi
 	if [ "$seen" != - ]; then
 		[ "$(started_at "${seen%:*}")" = "${seen#*:}" ] || stale "the process of $name has ended or was started anew since"
 	elif is_up; then
@@ -14,11 +20,15 @@ main() {
 		marked=$(inside 30 "cat '/opt/reconcile/server/$name/marker.json'" </dev/null) || stale "$name has no marker any more"
 		case $marked in *"\"$digest\""*) ;; *) stale "the unit of $name has been written again" ;; esac
 	fi
+	if [ "$action" = enable ]; then
+		inside 30 "systemctl enable -q '$unit'" </dev/null || die "systemd cannot enable $unit in $(place_name)"
+		return
+	fi
 	if [ "$action" != start ]; then stop_it; fi
 	if [ "$action" = stop ]; then return; fi
-	if [ "$port" != 0 ] && is_taken; then stale "somebody else listens on port $port by now"; fi
+	if is_taken; then stale "somebody else listens on port $port by now"; fi
 	# It starts in its own time: that it is there, with what it was told, is all that is waited for here.
-	text="systemctl reset-failed '$unit' 2>/dev/null; systemctl enable -q '$unit' && systemctl start '$unit'"
+	text="rm -f '/run/reconcile-server/$name.ends'; systemctl reset-failed '$unit' 2>/dev/null; systemctl enable -q '$unit' && systemctl start '$unit'"
 	inside 60 "$text" </dev/null || die "systemd cannot start $unit in $(place_name): $(why)"
 }
 

@@ -1,7 +1,8 @@
 """What runs in every place: the processes of servers' units, and who listens on which port.
 
 A unit notes its starts and ends itself (``note.sh``): ``/run/reconcile-server/NAME.started`` holds the digest of what
-it was started with and when, ``NAME.ends`` one line for each of its last ends. Both go with the place's power.
+it was started with, when, and the digest of its secrets; ``NAME.ends`` one line for each of its last ends since the
+controller has started it. Both go with the place's power.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ServerProcess:
     """One server's unit, as it runs.
 
     ``main`` is None when it has no process; ``others`` is how many more it has. ``digest`` is that of the meaning it
-    was last started with, ``since`` when (Unix seconds), "" and 0 when it was not started since its place was.
+    was last started with, ``secrets`` that of its secrets then, ``since`` when (Unix seconds); "" and 0 when it was not
+    started since its place was.
     ``ends`` are its last ends, oldest first. ``down`` is whether systemd does not start it again by itself: its last
     end, or start, is longer ago than a restart takes.
     """
@@ -53,6 +55,7 @@ class ServerProcess:
     main: Process | None = None
     others: int = 0
     digest: str = ""
+    secrets: str = ""
     since: int = 0
     ends: tuple[End, ...] = ()
     down: bool = False
@@ -119,8 +122,8 @@ def _here(lines: tuple[str, ...]) -> ProcessesHere:
             case "gpus":
                 server["gpus"] = tuple(gpu for gpu in value.split(",") if gpu)
             case "started":
-                digest, _, at = value.partition(" ")
-                server.update(digest=digest, since=int(at))
+                digest, at, secrets = value.split(" ")
+                server.update(digest=digest, since=int(at), secrets="" if secrets == "-" else secrets)
             case "end":
                 server["ends"] = (*_ends(server), _end(value))
             case "down":
@@ -165,6 +168,7 @@ def _server(name: str, has: dict[str, object]) -> ServerProcess:
         main,
         has.get("others", 0),  # type: ignore[arg-type]
         has.get("digest", ""),  # type: ignore[arg-type]
+        has.get("secrets", ""),  # type: ignore[arg-type]
         has.get("since", 0),  # type: ignore[arg-type]
         _ends(has),
         bool(has.get("down", False)),

@@ -29,11 +29,11 @@ noted() {
 	last=0
 	plain "$records" || return 0
 	if [ -f "$inside$records/$name.started" ] && plain "$records/$name.started"; then
-		digest='' at=''
-		read -r digest at <"$inside$records/$name.started"
-		case $digest:$at in
-		*[!0-9a-f:]* | :* | *:) ;;
-		*) printf 'started %s %s %s\n' "$name" "$digest" "$at" && last=$at ;;
+		digest='' at='' secrets=''
+		read -r digest at secrets <"$inside$records/$name.started"
+		case $digest:$at:${secrets#-} in
+		*[!0-9a-f:]* | :* | *::*[!:]*) ;;
+		*) printf 'started %s %s %s %s\n' "$name" "$digest" "$at" "${secrets:--}" && last=$at ;;
 		esac
 	fi
 	[ -f "$inside$records/$name.ends" ] && plain "$records/$name.ends" || return 0

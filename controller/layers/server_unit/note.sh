@@ -7,7 +7,13 @@ mkdir -p "$run"
 now=$(date +%s)
 case $1 in
 start)
-	printf '%s %s\n' "$3" "$now" >"$run/$2.started.new" && mv -f "$run/$2.started.new" "$run/$2.started"
+	here=/opt/reconcile/server/$2 secrets=-
+	if [ -f "$here/salt" ]; then
+		# What a look computes of the same files (probe.sh)
+		secrets=$(cat "$here/salt" "$here/secrets.env" "$here/config.yaml" 2>/dev/null | sha256sum)
+		secrets=${secrets%% *}
+	fi
+	printf '%s %s %s\n' "$3" "$now" "$secrets" >"$run/$2.started.new" && mv -f "$run/$2.started.new" "$run/$2.started"
 	;;
 end)
 	# systemd tells what it saw (systemd.exec(5), ExecStopPost)

@@ -144,7 +144,7 @@ def running(hosted: Hosted) -> None:
             "/proc/501/comm": "python3\n",
             "/proc/700/cgroup": "0::/lxc/129/ns/system.slice/other.service\n",
             "/proc/700/comm": "node\n",
-            hosted.inside("/run/reconcile-server/one.started"): f"{'d' * 64} 1767600000\n",
+            hosted.inside("/run/reconcile-server/one.started"): f"{'d' * 64} 1767600000 {'e' * 64}\n",
             hosted.inside(
                 "/run/reconcile-server/one.ends"
             ): "1767500000 signal killed KILL\n1767590000 success exited 0\n",
@@ -171,7 +171,8 @@ def test_what_runs_and_who_listens(hosted: Hosted, shell: str) -> None:
     one = here.of("one")
     assert one is not None
     assert one.main == Process(501, 2000, (*ARGUMENTS.argv, "two\nlines"), ("GPU-1", "GPU-2"))
-    assert (one.others, one.digest, one.since, one.down) == (2, "d" * 64, 1767600000, False)
+    assert (one.others, one.digest, one.secrets) == (2, "d" * 64, "e" * 64)
+    assert (one.since, one.down) == (1767600000, False)
     assert one.ends == (
         End(1767500000, "signal", "killed", "KILL"),
         End(1767590000, "success", "exited", "0"),
