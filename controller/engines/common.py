@@ -75,7 +75,7 @@ CAUSES = (
     cause(
         "shared-memory-full",
         r"Error while creating shared memory segment|posix_fallocate failed|/dev/shm.*No space left",
-        "/dev/shm is too small",
+        "shared memory (/dev/shm) is too small",
         'give the container a bigger /dev/shm, or write serve.env: {NCCL_SHM_DISABLE: "1"}',
         "vllm#1710, nccl#290, nccl#342",
     ),

@@ -27,6 +27,7 @@ class External:
     def shipped_flags(self, version: str) -> FlagList | None:
         """None: it is not started with any."""
         del version
+        return None
 
     def resolve(self, server: ModelServer, flags: FlagList | None, gpus: int) -> Resolved:
         """It takes no options."""

@@ -247,7 +247,7 @@ def resolve(grammar: Grammar, flags: FlagList | None, given: Mapping[str, Value]
     return Resolved(tuple(options[name] for name in sorted(options)), tuple(notes), tuple(faults))
 
 
-def _find(grammar: Grammar, flags: FlagList | None, name: str) -> tuple[Flag, list[Note]] | tuple[Fault, list[Note]]:
+def _find(grammar: Grammar, flags: FlagList | None, name: str) -> tuple[Flag | Fault, list[Note]]:
     """The option that is meant."""
     if flags is None:
         return _refuse_reserved(grammar, name, Flag(name, takes=Takes.MAYBE)), []

@@ -2,7 +2,7 @@
 
     python read_flags.py ENGINE DIRECTORY     DIRECTORY is a site-packages, or an unpacked wheel
 
-Standard library only, any Python from 3.9 on: it also runs on the machines that serve, with an environment's own
+Standard library only, any Python from 3.10 on: it also runs on the machines that serve, with an environment's own
 Python. Engines declare their options in three ways, and all of them can be read from the source: calls of
 add_argument (SGLang up to 0.5.12, vLLM), annotated fields (SGLang from 0.5.14 on; vLLM's configs, which give each
 call its type), and parameters of a function (transformers). What it prints was compared with the live parsers.
@@ -15,9 +15,10 @@ import json
 import os
 import re
 import sys
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from collections.abc import Iterator
+from typing import Any
 
-Flags = List[Dict[str, Any]]
+Flags = list[dict[str, Any]]
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def version(directory: str, package: str) -> str:
 
 def merged(flags: Flags) -> Flags:
     """One entry an option: what is declared later counts, as a later declaration takes the name from an earlier."""
-    by_name: Dict[str, Dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for flag in flags:
         by_name.pop(flag["name"], None)
         by_name[flag["name"]] = {key: value for key, value in flag.items() if value}
@@ -78,7 +79,7 @@ class Values:
     """Names that a module gives to lists of text."""
 
     def __init__(self, *trees: ast.Module) -> None:
-        self.names: Dict[str, List[str]] = {}
+        self.names: dict[str, list[str]] = {}
         for tree in trees:
             for node in tree.body:
                 targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -88,7 +89,7 @@ class Values:
                     if found:
                         self.names[targets[0].id] = found
 
-    def texts(self, node: Optional[ast.AST]) -> List[str]:
+    def texts(self, node: ast.AST | None) -> list[str]:
         """The texts that an expression lists, [] when it cannot be told without running it."""
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
             parts = [e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)]
@@ -103,24 +104,24 @@ class Values:
         return []
 
 
-def name_of(node: Optional[ast.AST]) -> str:
+def name_of(node: ast.AST | None) -> str:
     """The last part of a dotted name."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def text_of(node: Optional[ast.AST]) -> str:
+def text_of(node: ast.AST | None) -> str:
     """A constant text."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def keywords(call: ast.Call) -> Dict[str, ast.AST]:
+def keywords(call: ast.Call) -> dict[str, ast.AST]:
     """The named arguments of a call."""
     return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
 
 
-def flag(options: List[str], takes: str, choices: List[str]) -> Dict[str, Any]:
+def flag(options: list[str], takes: str, choices: list[str]) -> dict[str, Any]:
     """One option; short ones with a single dash are left out."""
     names = [option[2:] for option in options if option.startswith("--")]
     return {
@@ -153,7 +154,7 @@ def opposite(name: str) -> str:
 # SGLang
 
 
-def sglang(package: str) -> Tuple[Flags, Set[str], Set[str]]:
+def sglang(package: str) -> tuple[Flags, set[str], set[str]]:
     """SGLang 0.5.3 and later."""
     srt = os.path.join(package, "srt")
     main_tree = parse(os.path.join(srt, "server_args.py"))
@@ -210,7 +211,7 @@ def annotated(node: ast.ClassDef, values: Values) -> Flags:
     return found
 
 
-def literals(kind: ast.AST) -> List[str]:
+def literals(kind: ast.AST) -> list[str]:
     """The texts in a ``Literal[…]``."""
     for node in ast.walk(kind):
         if isinstance(node, ast.Subscript) and name_of(node.value) == "Literal":
@@ -236,12 +237,12 @@ def added(function: ast.AST, values: Values) -> Flags:
     return found
 
 
-def sglang_parsers(srt: str, folder: str) -> Set[str]:
+def sglang_parsers(srt: str, folder: str) -> set[str]:
     """Names of parsers: a module of their own (0.5.20 and later), else the map of the detectors."""
     tool = folder == "function_call"
     own = os.path.join(srt, folder, "parser_names.py" if tool else "reasoning_parser_names.py")
     if os.path.isfile(own):
-        names: Set[str] = set()
+        names: set[str] = set()
         for listed in Values(parse(own)).names.values():
             names.update(listed)
         for node in ast.walk(parse(own)):
@@ -261,18 +262,16 @@ def sglang_parsers(srt: str, folder: str) -> Set[str]:
 # vLLM
 
 
-def vllm(package: str) -> Tuple[Flags, Set[str], Set[str]]:
-    """vLLM 0.33: calls whose types are those of fields of configs, and fields that become options by themselves."""
-    classes: Dict[str, ast.ClassDef] = {}
+def vllm(package: str) -> tuple[Flags, set[str], set[str]]:
+    """VLLM 0.33: calls whose types are those of fields of configs, and fields that become options by themselves."""
+    classes: dict[str, ast.ClassDef] = {}
     engine_args = os.path.join(package, "engine", "arg_utils.py")
     front = os.path.join(package, "entrypoints", "common", "cli_args.py")
     if not os.path.isfile(front):
         front = os.path.join(package, "entrypoints", "openai", "cli_args.py")
     trees = [parse(path) for path in files(os.path.join(package, "config"))] + [parse(engine_args), parse(front)]
     for tree in trees:
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                classes[node.name] = node
+        classes.update({node.name: node for node in tree.body if isinstance(node, ast.ClassDef)})
     values = Values(*trees)
     flags: Flags = []
     for path in (engine_args, front):
@@ -293,18 +292,18 @@ def vllm(package: str) -> Tuple[Flags, Set[str], Set[str]]:
     return flags, tools, registered(os.path.join(package, "reasoning", "__init__.py"))
 
 
-def fields(node: Optional[ast.ClassDef]) -> List[ast.AnnAssign]:
+def fields(node: ast.ClassDef | None) -> list[ast.AnnAssign]:
     """The annotated fields of a class."""
     return [f for f in (node.body if node else []) if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)]
 
 
-def vllm_calls(function: ast.FunctionDef, classes: Dict[str, ast.ClassDef], values: Values) -> Flags:
+def vllm_calls(function: ast.FunctionDef, classes: dict[str, ast.ClassDef], values: Values) -> Flags:
     """Calls like ``group.add_argument("--model", **model_kwargs["model"])`` and ``model_kwargs = get_kwargs(X)``."""
-    configs: Dict[str, str] = {}
+    configs: dict[str, str] = {}
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if name_of(node.value.func) == "get_kwargs" and node.value.args:
-                configs[name_of(node.targets[0])] = name_of(node.value.args[0])
+        made = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(made, ast.Call) and name_of(made.func) == "get_kwargs" and made.args:
+            configs[name_of(node.targets[0])] = name_of(made.args[0])  # type: ignore[attr-defined]
     found: Flags = []
     for call in ast.walk(function):
         if not isinstance(call, ast.Call) or name_of(call.func) != "add_argument":
@@ -314,7 +313,7 @@ def vllm_calls(function: ast.FunctionDef, classes: Dict[str, ast.ClassDef], valu
             continue
         spread = next((k.value for k in call.keywords if k.arg is None), None)
         if isinstance(spread, ast.Dict):  # {**model_kwargs["x"], "default": …}
-            spread = next((v for k, v in zip(spread.keys, spread.values) if k is None), None)
+            spread = next((v for k, v in zip(spread.keys, spread.values, strict=True) if k is None), None)
         annotation = None
         if isinstance(spread, ast.Subscript):
             owner = classes.get(configs.get(name_of(spread.value), ""))
@@ -331,7 +330,7 @@ def vllm_calls(function: ast.FunctionDef, classes: Dict[str, ast.ClassDef], valu
     return found
 
 
-def vllm_flag(options: List[str], kind: ast.AST, classes: Dict[str, ast.ClassDef], values: Values) -> Flags:
+def vllm_flag(options: list[str], kind: ast.AST, classes: dict[str, ast.ClassDef], values: Values) -> Flags:
     """An option by the annotation of its field (``_compute_kwargs`` in vllm/engine/arg_utils.py)."""
     words = {name_of(node) for node in ast.walk(kind)} | {text_of(node) for node in ast.walk(kind)}
     if any(word in classes for word in words):
@@ -346,17 +345,17 @@ def vllm_flag(options: List[str], kind: ast.AST, classes: Dict[str, ast.ClassDef
     return [flag(options, "value", chosen if "None" not in chosen else [])]
 
 
-def both(options: List[str]) -> Flags:
+def both(options: list[str]) -> Flags:
     """A switch and its opposite."""
     name = next(option for option in options if option.startswith("--"))
     return [flag(options, "nothing", []), flag([opposite(name)], "nothing", [])]
 
 
-def registered(path: str) -> Set[str]:
+def registered(path: str) -> set[str]:
     """The keys of the maps that a module of vLLM registers its parsers with."""
     if not os.path.isfile(path):
         return set()
-    found: Set[str] = set()
+    found: set[str] = set()
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Dict) and node.values and all(isinstance(v, ast.Tuple) for v in node.values):
             found.update(text_of(key) for key in node.keys if text_of(key))
@@ -366,8 +365,8 @@ def registered(path: str) -> Set[str]:
 # transformers
 
 
-def transformers(package: str) -> Tuple[Flags, Set[str], Set[str]]:
-    """transformers 5: parameters of ``Serve.__init__``, which typer makes into options."""
+def transformers(package: str) -> tuple[Flags, set[str], set[str]]:
+    """Transformers 5: parameters of ``Serve.__init__``, which typer makes into options."""
     path = os.path.join(package, "cli", "serve.py")
     if not os.path.isfile(path):
         sys.exit("cannot read the options of this transformers: it has no cli/serve.py")

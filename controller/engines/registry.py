@@ -12,7 +12,7 @@ from controller.spec.values import nearest
 GROUP = "reconcile.engines"
 
 
-class NoEngine(LookupError):
+class NoEngine(LookupError):  # noqa: N818 - the name says what is wrong
     """There is no engine of this name; the message says which there are."""
 
 

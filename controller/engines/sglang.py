@@ -1,4 +1,4 @@
-"""SGLang. Read in the wheels 0.5.9, 0.5.11, 0.5.12, 0.5.14, 0.5.18 and 0.5.23, run as 0.5.23 (CPU) and 0.5.11 (H200)."""
+"""SGLang. Read in the wheels 0.5.9, 0.5.11, 0.5.12, 0.5.14, 0.5.18, 0.5.23; run as 0.5.23 (CPU), 0.5.11 (H200)."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Sglang:
             running="sglang:num_running_reqs",
             waiting="sglang:num_queue_reqs",
             prompt_tokens="sglang:prompt_tokens_total",
-            generation_tokens="sglang:generation_tokens_total",  # noqa: S106 - a metric's name
+            generation_tokens="sglang:generation_tokens_total",
             cache="sglang:token_usage",
             accept_rate="sglang:spec_accept_rate",
             accept_length="sglang:spec_accept_length",
@@ -337,7 +337,7 @@ class _Sum:
         how = f"the default: {reserved:,.0f} MiB kept free"
         if self.shape.sees and not self.given.has("language-only"):
             # adjust_mem_fraction_for_vlm: it asks for num_hidden_layers, and takes 24 where the config says depth
-            score = self.shape.vision_hidden**2 / 1024**2 if self.shape.vision_hidden else 1.0
+            score = float(self.shape.vision_hidden**2) / 1024**2 if self.shape.vision_hidden else 1.0
             factor = 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (score - 1.0)))
             fraction, how = fraction * factor, f"{how}, times {factor:.3f} for a model that sees"
         return fraction, how
@@ -370,7 +370,7 @@ class _Sum:
             *range(1280, 4097, 256),
             *range(4608, chunk + 1, 512),
         )
-        return 8 * sum(step <= chunk for step in steps)
+        return 8.0 * len([step for step in steps if step <= chunk])
 
     # What is left, for states and tokens
 

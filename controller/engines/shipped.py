@@ -15,7 +15,7 @@ from controller.core.package import text
 from controller.engines.flags import FlagList, read_list
 
 READER = text("controller.engines", "read_flags.py")
-"""A program for any Python 3.9 or newer, standard library only: ``python - ENGINE DIRECTORY`` prints the list of the
+"""A program for any Python 3.10 or newer, standard library only: ``python - ENGINE DIRECTORY`` prints the list of the
 engine that lies in this directory (a ``site-packages``) as JSON, without importing it."""
 
 

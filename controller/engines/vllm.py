@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from packaging.version import InvalidVersion, Version
@@ -167,7 +166,7 @@ class Vllm:
             running="vllm:num_requests_running",
             waiting="vllm:num_requests_waiting",
             prompt_tokens="vllm:prompt_tokens_total",
-            generation_tokens="vllm:generation_tokens_total",  # noqa: S106 - a metric's name
+            generation_tokens="vllm:generation_tokens_total",
             cache="vllm:kv_cache_usage_perc",
             drafted="vllm:spec_decode_num_draft_tokens_total",
             accepted="vllm:spec_decode_num_accepted_tokens_total",
@@ -232,7 +231,8 @@ class _Sum:
                     "context-too-long",
                     f"one request of {context:,} tokens needs {gib(needed)} of KV cache, and {gib(best)} are left at "
                     "the very most: vLLM does not start then",
-                    f"write max-model-len: {most // 1024 * 1024} or less, raise gpu-memory-utilization, or use more GPUs",
+                    f"write max-model-len: {most // 1024 * 1024} or less, raise gpu-memory-utilization, "
+                    "or use more GPUs",
                 )
             )
         outcome = Outcome.REFUSES if problems else Outcome.FITS if needed <= usual else Outcome.DOUBTFUL
