@@ -21,13 +21,13 @@ from controller.layers.server_process.facts import ProcessesHere, ProcessFacts
 from controller.layers.server_unit.facts import ServerUnits
 from controller.layers.shared import inside
 from controller.layers.shared.inside import Place
+from controller.layers.shared.server_wanted import is_managed
 from controller.spec.model import ModelServer, ServerState
 from controller.spec.policy import Permission, Strategy
 from controller.spec.ref import Ref
 
 NAME = "server.placement"
 _PACKAGE = "controller.layers.server_placement"
-EXTERNAL = "external"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _There:
 
 def check(view: View, server: ModelServer) -> Verdict:
     """Whether the server is in its place only."""
-    if server.engine.name == EXTERNAL:
+    if not is_managed(server):
         return Skipped("it is only watched")
     place = inside.place_of(view.specs, server)
     if server.state is ServerState.ABSENT:

@@ -17,17 +17,17 @@ from controller.layers.server_process.reasons import Reason
 from controller.layers.server_unit.facts import Arguments, ServerUnit, ServerUnits
 from controller.layers.shared import inside
 from controller.layers.shared.inside import Place
+from controller.layers.shared.server_wanted import is_managed
 from controller.spec.model import ModelServer, ServerState
 from controller.spec.policy import Permission
 
 NAME = "server.process"
 _PACKAGE = "controller.layers.server_process"
-EXTERNAL = "external"
 
 
 def check(view: View, server: ModelServer) -> Verdict:
     """Whether the right process serves, or none when none is to."""
-    if server.engine.name == EXTERNAL:
+    if not is_managed(server):
         return Skipped("it is only watched")
     if server.state is ServerState.ABSENT:
         return Skipped("it is to be absent")
@@ -110,8 +110,8 @@ def _not_running(view: View, server: ModelServer, place: Place, process: ServerP
     times = f" {len(process.ends)} times" if len(process.ends) > 1 else ""
     message = f"{server.name} has ended{times}, last by {last.result} ({last.code} {last.status})"
     needs = (
-        f"look at `journalctl -u reconcile-{server.name}` in {place} and change the spec; when the cause is gone without"
-        f" that: `systemctl reset-failed reconcile-{server.name}`, and `systemctl start reconcile-{server.name}` there"
+        f"look at `journalctl -u reconcile-{server.name}` in {place} and change the spec; when its cause has gone "
+        f"without that: `systemctl reset-failed reconcile-{server.name}` there, and `systemctl start` it"
     )
     return Drift(Reason.CRASHED, message, Block(Reason.CRASHED, message, needs), _log(view, place, server.name))
 

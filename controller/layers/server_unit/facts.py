@@ -30,13 +30,16 @@ SCHEMA = 1
 class Marker:
     """What we noted when we wrote the unit.
 
-    ``digest`` is that of its meaning, ``unit`` the SHA-256 of its text. ``instead_of`` is the digest of a unit that
-    failed its checks and that this one, the last good one, was put back for.
+    ``digest`` is that of its meaning, ``unit`` the SHA-256 of its text, ``asked`` what was asked for (``server_wanted``
+    of the shared layers), ``environment`` the digest of its environment. ``instead_of`` is the digest of a unit
+    that failed its checks and that this one, the last good one, was put back for.
     """
 
     object: str
     digest: str
     unit: str
+    asked: str = ""
+    environment: str = ""
     schema: int = SCHEMA
     instead_of: str = ""
 
@@ -167,6 +170,8 @@ def _marker(file: File | None) -> Marker | None:
             str(said["object"]),
             str(said["digest"]),
             str(said["unit"]),
+            str(said.get("asked", "")),
+            str(said.get("environment", "")),
             int(str(said["schema"])),
             str(said.get("instead_of", "")),
         )

@@ -7,8 +7,10 @@ main() {
 	shift 3
 	enter_place "$place"
 	unit=/etc/systemd/system/reconcile-$name.service here=/opt/reconcile/server/$name
-	write='' move=''
+	write='' move='' secret='' kept=' '
 	while [ $# -gt 0 ]; do
+		kept="$kept${3##*/} "
+		case $3 in */secrets.env | */config.yaml) secret=yes ;; esac
 		write="$write
 head -c $1 >'$3.reconcile-new' && [ \$(stat -c %s '$3.reconcile-new') = $1 ] && chmod $2 '$3.reconcile-new' &&
 	sync '$3.reconcile-new' || fail 'cannot write $3'"
@@ -30,6 +32,15 @@ $write
 if [ \"\$was\" != absent ]; then cp -p '$unit' '$here/replaced.service' || fail 'cannot keep the old unit'; fi
 rm -f '$here/marker.json'
 $move
+for file in secrets.env config.yaml; do
+	case '$kept' in *\" \$file \"*) ;; *) rm -f '$here'/\$file ;; esac
+done
+if [ -z '$secret' ]; then
+	rm -f '$here/salt'
+elif ! [ -s '$here/salt' ]; then
+	head -c 32 /dev/urandom | sha256sum | cut -c1-32 >'$here/salt.reconcile-new' && mv -f '$here/salt.reconcile-new' '$here/salt' ||
+		fail 'cannot make a salt'
+fi
 sync '$here' /etc/systemd/system
 systemctl daemon-reload || fail 'systemd cannot read its units'
 systemctl enable -q 'reconcile-$name.service' || fail 'systemd cannot enable reconcile-$name.service'

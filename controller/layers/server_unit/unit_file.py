@@ -86,47 +86,13 @@ def secrets_text(values: Mapping[str, str]) -> str:
     return "".join(f'{name}="{_in_file(value)}"\n' for name, value in sorted(values.items()))
 
 
-def meant_by(text: str) -> tuple[str, str]:
-    """The ExecStart and the note of a unit's digest in its text; for the simulated fleet and for tests."""
-    settings = dict(line.split("=", 1) for line in text.splitlines() if line.startswith("Exec"))
-    return settings.get("ExecStart", ""), settings.get("ExecStartPre", "").rpartition(" ")[2]
-
-
-def words(line: str) -> tuple[str, ...]:
-    """The words of a command line that ``command`` wrote."""
-    found: list[str] = []
-    position = 0
-    while position < len(line):
-        if line[position] != '"':
-            raise ValueError(f"no word at {line[position : position + 20]!r}")
-        word, position = _word(line, position + 1)
-        found.append(word)
-        position += 1
-    return tuple(found)
-
-
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-_PLAIN = {"\\": "\\", '"': '"', "n": "\n", "t": "\t", "r": "\r"}
 
 
 def _escaped(text: str) -> str:
     if "\0" in text:
         raise ValueError("a unit's setting cannot hold a NUL byte")
     return "".join(_ESCAPES.get(c, f"\\x{ord(c):02x}" if c < " " or c == "\x7f" else c) for c in text)
-
-
-def _word(line: str, position: int) -> tuple[str, int]:
-    word = ""
-    while line[position] != '"':
-        if line[position] == "\\" and line[position + 1] == "x":
-            word, position = word + chr(int(line[position + 2 : position + 4], 16)), position + 4
-        elif line[position] == "\\":
-            word, position = word + _PLAIN[line[position + 1]], position + 2
-        elif line[position] in "$%":  # each stands there twice
-            word, position = word + line[position], position + 2
-        else:
-            word, position = word + line[position], position + 1
-    return word, position + 1
 
 
 def _specifiers(text: str) -> str:

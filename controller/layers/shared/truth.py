@@ -149,33 +149,42 @@ class Image:
 
 @dataclass(slots=True)
 class Process:
-    """A process in a place. ``unit`` is the systemd unit it belongs to, empty for one that somebody started by hand.
+    """A process in a place. ``unit`` is the systemd unit that it belongs to; one of another program has a unit too.
 
-    ``started`` is in Unix seconds. ``port`` is what it listens on once it is ready, None for one that listens on
-    nothing. ``digest`` is that of the unit's meaning as systemd had it when it was started.
+    ``started`` is in Unix seconds. It listens on ``port`` from ``ready`` (Unix seconds, None: never) on, ``listens`` is
+    whether it does now. ``gpus`` are the UUIDs in its CUDA_VISIBLE_DEVICES.
     """
 
     pid: int
     started: float
     argv: list[str] = field(default_factory=list)
-    unit: str = ""
-    digest: str = ""
-    address: str = "0.0.0.0"  # noqa: S104 - what engines listen on
-    port: int | None = None
-    ready: float = 0.0  # when it listens, in Unix seconds
-    gpus: list[str] = field(default_factory=list)  # UUIDs in its CUDA_VISIBLE_DEVICES
+    unit: str = "init.scope"
+    command: str = "python3"
+    port: int = 0
+    ready: float | None = None
+    listens: bool = False
+    gpus: list[str] = field(default_factory=list)
     environment: str = ""  # the directory of the environment that it runs from
     model: str = ""  # the directory of its weights
-    hangs: bool = False  # it has taken requests and answers none any more
-    said: list[str] = field(default_factory=list)  # the last lines of its log
+    hangs: bool = False  # it takes requests and answers none any more
+
+
+@dataclass(slots=True)
+class Start:
+    """What a unit noted of its last start: the digest that its text names, when, the digest of its secrets."""
+
+    digest: str
+    at: int
+    secrets: str = "-"
 
 
 @dataclass(slots=True)
 class End:
-    """How a process of a unit ended: when (Unix seconds), systemd's result, exit code, and what it last said."""
+    """How a process of a unit ended: when (Unix seconds), systemd's result, code and status, what it last said."""
 
-    at: float
+    at: int
     result: str
+    code: str
     status: str
     said: list[str] = field(default_factory=list)
 
@@ -186,8 +195,9 @@ class Session:
 
     processes: list[Process] = field(default_factory=list)
     loaded: dict[str, str] = field(default_factory=dict)  # text by unit
+    starts: dict[str, Start] = field(default_factory=dict)  # the last one, by unit
     ends: dict[str, list[End]] = field(default_factory=dict)  # by unit
-    failed: list[str] = field(default_factory=list)  # units that systemd starts no more by itself
+    down: list[str] = field(default_factory=list)  # units that have ended so long ago that systemd lets them be
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from controller.core import probe
 from controller.core.words import Step
 from controller.facts.words import Observation, Section, Unknown
 from controller.layers.order import ORDER
-from controller.layers.shared import kernel_physics, pve_physics
+from controller.layers.shared import kernel_physics, pve_physics, server_physics
 from controller.layers.shared.truth import Fleet, Host, Impossible, Said, Unit, refuse_impossible
 from controller.world.port import Done, Look, Lost, Order, Outcome, Refused
 from controller.world.sim import events, store, units
@@ -268,6 +268,7 @@ class SimWorld:
         if host.powers_on is not None and host.powers_on <= now:
             host.powers_on = None
             pve_physics.power_on(self.fleet, host)
+        server_physics.settle(self.fleet, host)
         for unit in filter(None, (host.step, *host.jobs.values())):
             if unit.runs and unit.ends is not None and unit.ends <= now:
                 self._end(host, unit)
