@@ -6,7 +6,10 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from controller.facts.hub import RepoFile
+from controller.core.view import View
+from controller.core.words import NotKnown
+from controller.facts.hub import SECTION, Description, HubFacts, NotDescribed, RepoFile
+from controller.layers.shared.inside import place_of
 from controller.spec.model import ModelServer
 from controller.spec.values import is_commit
 
@@ -37,6 +40,32 @@ def models_of(server: ModelServer) -> tuple[Wanted, ...]:
     if model.draft is None:
         return (main,)
     return main, Wanted(model.draft.repo, model.draft.revision, model.directory, draft=True)
+
+
+def directory(view: View, server: ModelServer) -> str:
+    """Where the files of the server's model lie in its place. Raises NotKnown: a branch that nobody can look up."""
+    return directory_of(view, server, models_of(server)[0])
+
+
+def draft_directory(view: View, server: ModelServer) -> str:
+    """Where those of its draft model lie, "" when it has none. Raises NotKnown as ``directory`` does."""
+    return "".join(directory_of(view, server, model) for model in models_of(server) if model.draft)
+
+
+def directory_of(view: View, server: ModelServer, model: Wanted) -> str:
+    """Where the files of one of the server's models lie. Raises NotKnown as ``directory`` does."""
+    if model.pinned:
+        return model.directory(model.revision)
+    found = described(view, server, model)
+    if isinstance(found, NotDescribed):
+        raise NotKnown(found.reason, f"{model.repo}: {found.message}")
+    return model.directory(found.commit)
+
+
+def described(view: View, server: ModelServer, model: Wanted) -> Description | NotDescribed:
+    """What the Hub says of a model. Raises NotKnown when it was not even asked."""
+    host = place_of(view.specs, server).host
+    return view.fact(host, SECTION, HubFacts).of(model.repo, model.revision)
 
 
 def key_of(directory: str) -> str:
