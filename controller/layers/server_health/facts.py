@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from controller.facts.words import ParseError, Section
+from controller.facts.files import File
+from controller.facts.words import Section
 from controller.layers.shared.inside import ROOT, Inside, Told, read
 
 SCHEMA = 1
@@ -54,7 +55,7 @@ class Health:
     ``took`` those that it took. ``stuck`` are the seconds for which requests have waited or run and nothing moved.
     ``ends`` counts the ends of its process that nobody asked for in the last hour; ``crashes`` are the last of them.
     ``watch`` is the digest of what its watch was installed from, "" when none is; ``silent`` that it has not been heard
-    of for longer than it ever takes.
+    of for longer than it ever takes. ``unreadable`` says why what it left cannot be read: nothing else is known then.
     """
 
     server: str
@@ -71,6 +72,12 @@ class Health:
     crashes: tuple[Crash, ...] = ()
     watch: str = ""
     silent: bool = False
+    unreadable: str = ""
+
+    @property
+    def started(self) -> int | None:
+        """When the run that was seen was started, in clock ticks since boot; None when none was."""
+        return int(self.process.split()[1]) if self.process else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +104,36 @@ def _servers(told: Told) -> tuple[Health, ...]:
 
 def _server(told: Told, name: str, silent: bool) -> Health:
     folder = f"{ROOT}/server/{name}"
-    marker = told.files.get(f"{folder}/watch.marker")
-    watch = _object(marker.text, f"{folder}/watch.marker").get("digest", "") if marker else ""
-    found = told.files.get(f"{folder}/health.json")
-    if found is None:
-        return Health(name, watch=str(watch), silent=silent)
-    return _health(_object(found.text, f"{folder}/health.json"), name, str(watch), silent)
+    marker, found = told.files.get(f"{folder}/watch.marker"), told.files.get(f"{folder}/health.json")
+    try:
+        watch = str(_object(marker).get("digest", "")) if marker else ""
+        return _health(_object(found), name, watch, silent) if found else Health(name, watch=watch, silent=silent)
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
+        # A container's own file: what it writes there must not keep others of the host from being seen.
+        return Health(name, unreadable=f"cannot read the health of {name}: {error!r}")
 
 
 def _health(said: Mapping[str, Any], name: str, watch: str, silent: bool) -> Health:
-    if said.get("schema") != SCHEMA:
-        schema = said.get("schema")
-        raise ParseError("newer-schema", f"the health of {name} has schema {schema!r}, this release knows {SCHEMA}")
-    try:
-        return Health(
-            server=name,
-            level=Level(said["level"]),
-            evidence=str(said["evidence"])[:1000],
-            process=str(said["process"]),
-            unit=str(said["unit"]),
-            starting=_seconds(said["starting"]),
-            took=None if said["took"] is None else _seconds(said["took"]),
-            stuck=_seconds(said["stuck"]),
-            running=None if said["running"] is None else int(said["running"]),
-            waiting=None if said["waiting"] is None else int(said["waiting"]),
-            ends=int(said["ends"]),
-            crashes=tuple(Crash(str(each["how"]), tuple(map(str, each["lines"]))) for each in said["crashes"]),
-            watch=watch,
-            silent=silent,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ParseError("garbage", f"cannot read the health of {name}: {error}") from None
+    if said["schema"] != SCHEMA:
+        raise ValueError(f"schema {said['schema']!r}, this release knows {SCHEMA}")
+    health = Health(
+        server=name,
+        level=Level(said["level"]),
+        evidence=str(said["evidence"])[:1000],
+        process=str(said["process"]),
+        unit=str(said["unit"]),
+        starting=_seconds(said["starting"]),
+        took=None if said["took"] is None else _seconds(said["took"]),
+        stuck=_seconds(said["stuck"]),
+        running=None if said["running"] is None else int(said["running"]),
+        waiting=None if said["waiting"] is None else int(said["waiting"]),
+        ends=int(said["ends"]),
+        crashes=tuple(Crash(str(each["how"]), tuple(map(str, each["lines"]))) for each in said["crashes"]),
+        watch=watch,
+        silent=silent,
+    )
+    _ = health.started  # raises what is caught above
+    return health
 
 
 def _seconds(value: object) -> float:
@@ -136,11 +142,8 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
-def _object(text: str, path: str) -> Mapping[str, Any]:
-    try:
-        said = json.loads(text)
-    except ValueError:
-        raise ParseError("garbage", f"{path} is no JSON") from None
+def _object(file: File) -> Mapping[str, Any]:
+    said = json.loads(file.text)
     if not isinstance(said, Mapping):
-        raise ParseError("garbage", f"{path} holds no object")
+        raise TypeError("no object")
     return said

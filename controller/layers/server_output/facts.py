@@ -15,7 +15,7 @@ All of it lies in ``/opt/reconcile/server/NAME/`` in the server's place:
 ``marker.json``
     The unit's own, written by whoever writes the unit. When the good one was put back in place of a failed one, it has
     one more field: ``"instead_of": DIGEST``, of the unit that failed. Whoever writes a unit anew leaves it out. A unit
-    is as wanted while what is wanted of it is what it stands for (``Marker.stands_for``).
+    is as wanted while that is what is wanted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from controller.facts.words import ParseError, Section
+from controller.facts.words import Section
 from controller.layers.shared.inside import ROOT, Inside, Told, read
 
 SCHEMA = 1
@@ -44,12 +44,13 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: how it ended, and what was said that it was judged by."""
+    """One check: how it ended, what was said that it was judged by, and the code of what is wrong ("" for nothing)."""
 
     name: str
     result: Result
     evidence: str = ""
     seconds: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Good:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A unit that failed them. ``spec`` is the digest of what the spec meant (``meaning`` in shared/rollback.py)."""
+    """A unit that failed them. ``spec`` is the digest of what the spec meant by it (``asked`` in server_wanted.py)."""
 
     unit: str
     environment: str
@@ -110,28 +111,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
-    """Of the unit that is there: the digests of its files and of its environment, and what it was put back for."""
-
-    unit: str
-    environment: str = ""
-    instead_of: str = ""
-
-    @property
-    def stands_for(self) -> frozenset[str]:
-        """The digests of units for which this one is as wanted: its own, and that of the failed one it replaces."""
-        return frozenset({self.unit, self.instead_of} - {""})
-
-
-@dataclass(frozen=True, slots=True)
 class Judged:
-    """All of it of one server. What is not there is None, or empty."""
+    """All of it of one server. What is not there is None, or empty; ``unreadable`` says why nothing of it is known."""
 
     server: str
-    marker: Marker | None = None
     output: Output | None = None
     good: Good | None = None
     failed: tuple[Failed, ...] = ()
+    unreadable: str = ""
 
     def failure(self, unit: str) -> Failed | None:
         """The failure of a unit, None when it has not failed."""
@@ -162,12 +149,10 @@ def _servers(told: Told) -> tuple[Judged, ...]:
 def _server(told: Told, name: str) -> Judged:
     try:
         state = _read(told, name, "state.json", SCHEMA) or {"good": None, "failed": []}
-        marker = _read(told, name, "marker.json")
         output = _read(told, name, "checks/output.json", SCHEMA)
         good = state["good"]
         return Judged(
             name,
-            _marker(marker) if marker else None,
             _output(output) if output else None,
             Good(str(good["unit"]), str(good["environment"])) if good else None,
             tuple(
@@ -181,14 +166,9 @@ def _server(told: Told, name: str) -> Judged:
                 for each in state["failed"]
             ),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, ParseError):
-            raise
-        raise ParseError("garbage", f"cannot read what {name} was judged by: {error!r}") from None
-
-
-def _marker(said: Mapping[str, Any]) -> Marker:
-    return Marker(str(said["digest"]), str(said.get("environment", "")), str(said.get("instead_of", "")))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        # A container's own files: what it writes there must not keep others of the host from being seen.
+        return Judged(name, unreadable=f"cannot read what {name} was judged by: {error!r}")
 
 
 def _output(said: Mapping[str, Any]) -> Output:
@@ -199,7 +179,13 @@ def _output(said: Mapping[str, Any]) -> Output:
         process=str(on["process"]),
         asked=str(on["asked"]),
         checks=tuple(
-            Check(str(each["name"]), Result(each["result"]), str(each["evidence"])[:2000], float(each["seconds"]))
+            Check(
+                str(each["name"]),
+                Result(each["result"]),
+                str(each["evidence"])[:2000],
+                float(each["seconds"]),
+                str(each["reason"]),
+            )
             for each in said["checks"]
         ),
         figures=Figures(**{name: _figure(figures.get(name)) for name in Figures.__slots__}),
@@ -216,13 +202,12 @@ def _figure(value: object) -> float | None:
 
 
 def _read(told: Told, name: str, file: str, schema: int | None = None) -> Mapping[str, Any] | None:
-    path = f"{ROOT}/server/{name}/{file}"
-    found = told.files.get(path)
+    found = told.files.get(f"{ROOT}/server/{name}/{file}")
     if found is None:
         return None
     said = json.loads(found.text)
     if not isinstance(said, Mapping):
-        raise ParseError("garbage", f"{path} holds no object")
+        raise TypeError(f"{file} holds no object")
     if schema is not None and said.get("schema") != schema:
-        raise ParseError("newer-schema", f"{path} has schema {said.get('schema')!r}, this release knows {schema}")
+        raise ValueError(f"{file} has schema {said.get('schema')!r}, this release knows {schema}")
     return said

@@ -241,7 +241,8 @@ def short_text() -> str:
 
 def _needle(tokens: int) -> Canary:
     def judge(replies: list[Reply]) -> str:
-        return "" if str(SECRET) in replies[0].content else f"misses the number in some {tokens} tokens of text"
+        wrong = judging.names_one_of(replies[0], [str(SECRET)])
+        return wrong and f"in some {tokens} tokens of text: {wrong}"
 
     def patiently(asker: Asker) -> list[Reply]:
         # Reading takes time: at 500 tokens a second in the worst of cases that are still of use.

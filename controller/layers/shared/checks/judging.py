@@ -114,8 +114,8 @@ def repeats(text: str) -> str:
 
 def unlike_text(text: str) -> str:
     """Whether a text has what no answer in plain English has: bytes that are no text, runs of a mark, many scripts."""
-    if not text:
-        return ""
+    # An answer that was cut at its length may end within a character.
+    text = text.rstrip("\ufffd")
     broken = sum(
         1 for c in text if c == "\ufffd" or (unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") and c not in "\n\t\r")
     )
