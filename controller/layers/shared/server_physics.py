@@ -1,7 +1,7 @@
 """How servers behave in the simulated fleet: systemd's units in places, and engines that start, serve and fail.
 
-From systemd.service(5) and systemd.syntax(7), and from what SGLang 0.5.x was seen to do: an option that it does not know
-ends it with 2, what it cannot be with 1, a failure in a child makes it kill itself; it listens only when all is loaded.
+From systemd.service(5) and systemd.syntax(7), and from what SGLang 0.5.x was seen to do: an option that it does not
+know ends it with 2, what it cannot be with 1, a failure in a child makes it kill itself; it listens when all is loaded.
 """
 
 from __future__ import annotations
