@@ -14,6 +14,9 @@ from controller.layers import (
     mounts,
     placement,
     power,
+    server_placement,
+    server_process,
+    server_unit,
     userland,
 )
 
@@ -29,4 +32,7 @@ ORDER: tuple[Layer, ...] = (
     devices.LAYER,
     power.LAYER,
     userland.LAYER,
+    server_placement.LAYER,
+    server_unit.LAYER,
+    server_process.LAYER,
 )
