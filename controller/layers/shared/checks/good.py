@@ -73,7 +73,9 @@ def put_back(place: Place, failed: dict[str, Any]) -> None:
             (place.folder / name).unlink(missing_ok=True)
     _copy(kept / "unit", _unit(place))
     files.write(place.folder / "marker.json", {**good_marker, "instead_of": failed["unit"]})
-    unit = place.settings["unit"]
+    unit = str(place.settings["unit"])
+    # As any start that was asked for: what ended before it says nothing of this one.
+    Path("/run/reconcile-server", f"{place.folder.name}.ends").unlink(missing_ok=True)
     for command in (["daemon-reload"], ["reset-failed", unit], ["restart", unit]):
         rc = subprocess.run(["systemctl", *command], stdin=subprocess.DEVNULL, timeout=300, check=False).returncode
         if rc != 0 and command[0] != "reset-failed":
@@ -91,7 +93,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _unit(place: Place) -> Path:
-    return Path("/etc/systemd/system") / place.settings["unit"]
+    return place.units / str(place.settings["unit"])
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,23 @@ KEPT = 20
 
 
 def run(place: Place, patience: float = 300.0) -> dict[str, Any]:
-    """Ask everything, judge it, write the result, and note what is good. Raises OSError, subprocess.SubprocessError."""
+    """Ask everything, judge it, write the result, and note what is good; one run at a time.
+
+    Raises OSError, subprocess.SubprocessError, NoAnswer.
+    """
+    with _alone(place.folder):
+        return _run(place, patience)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    (folder / RESULT).parent.mkdir(mode=0o755, exist_ok=True)
+    with (folder / RESULT).with_name("lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _run(place: Place, patience: float) -> dict[str, Any]:
     before = place.state().process
     measured_on = place.measured_on(before)
     server = place.server()

@@ -19,6 +19,7 @@ class Place:
     """A server's folder, and the settings that lie in it. Raises OSError, KeyError when they are not there."""
 
     folder: Path
+    units: Path = Path("/etc/systemd/system")
 
     def __post_init__(self) -> None:
         settings = files.read(self.folder / "checks.json")
@@ -58,7 +59,12 @@ class Place:
         if status != 200:
             return None
         found = samples(body.decode("utf-8", "replace"))
-        return Metrics({use: found[name] for use, name in names.items() if name and name in found})
+        # All counters of tokens, unnamed ones too: some count while a request runs, others at its end.
+        counters = {name: value for name, value in found.items() if "tokens" in name and name.endswith("_total")}
+        return Metrics(
+            {use: found[name] for use, name in names.items() if name and name in found},
+            tuple(counters[name] for name in sorted(counters)),
+        )
 
     def measured_on(self, process: str) -> dict[str, str]:
         """What a measurement rests on: the unit, its environment, the run of the server, and what is asked."""
@@ -99,18 +105,17 @@ def _unquoted(value: str) -> str:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Readings by their use: running, waiting, prompt_tokens, generation_tokens, accept_rate, drafted, ..."""
+    """Readings by their use: running, waiting, prompt_tokens, generation_tokens, accept_rate, drafted, ...
+
+    ``moved`` changes whenever the engine gets on with anything.
+    """
 
     of: dict[str, float]
+    moved: tuple[float, ...] = ()
 
     def get(self, use: str) -> float | None:
         """A reading, None when the engine does not have it."""
         return self.of.get(use)
-
-    @property
-    def moved(self) -> tuple[float, ...]:
-        """What changes whenever the engine gets on with anything."""
-        return tuple(self.of.get(use, 0.0) for use in ("prompt_tokens", "generation_tokens"))
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,7 @@ def age(process: str) -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(process.split()[1]) / 100.0)
 
 
+_SECRET = re.compile(r"(?i)api[_-]key|token=|authorization|bearer")
 _CODES = {"1": "exited", "2": "killed", "3": "dumped"}
 
 
@@ -148,7 +154,7 @@ def _ended(said: dict[str, str]) -> str:
 
 
 def log(unit: str, lines: int) -> list[str]:
-    """The end of a unit's log; empty when there is none to be had."""
+    """The end of a unit's log, but for lines that may hold its key; empty when there is none to be had."""
     try:
         done = subprocess.run(
             ["journalctl", "--unit", unit, "--lines", str(lines), "--output", "cat", "--no-pager", "--quiet"],
@@ -156,4 +162,4 @@ def log(unit: str, lines: int) -> list[str]:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
+    return [line.rstrip()[:500] for line in done.stdout.splitlines() if line.strip() and not _SECRET.search(line)]

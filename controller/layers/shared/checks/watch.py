@@ -103,7 +103,9 @@ class Watch:
     def _count(self, restarts: int, ended: str, active: str) -> None:
         """Note the ends that nobody asked for: systemd counts the starts of its own."""
         now = self.clock()
-        new = restarts - (self.restarts or 0) if self.restarts is not None and restarts > self.restarts else 0
+        new = max(0, restarts - self.restarts) if self.restarts is not None else 0
+        if self.restarts is not None and restarts < self.restarts:
+            self.ends = []  # it was told to start: what ended before that says nothing of what runs now
         self.restarts = restarts
         gave_up = active == "failed" and not (self.crashes and self.crashes[-1].get("last"))
         if new or gave_up:
