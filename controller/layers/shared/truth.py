@@ -127,11 +127,15 @@ class WeightFile:
 
 @dataclass(slots=True)
 class Model:
-    """A model's files in an image, by its directory; names ending in ``.part`` are not whole yet."""
+    """A model's files in an image, by its directory; names ending in ``.part`` are not whole yet.
+
+    ``texts`` is what is in small files, of a model that the Hub has: its config.json and its index say how big it is.
+    """
 
     repo: str
-    revision: str
+    revision: str  # a commit
     files: dict[str, WeightFile] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -372,6 +376,7 @@ class Fleet:
     userlands: dict[str, str] = field(default_factory=dict)  # version of NVIDIA's libraries in a volume (a CT's image)
     images: dict[str, Image] = field(default_factory=dict)  # of containers, by volume, or HOST:ID without one
     hub: dict[str, Model] = field(default_factory=dict)  # models that can be downloaded, by "repo@revision"
+    hub_trouble: str = ""  # why the Hub cannot be asked, empty when it can
     engines: dict[str, Environment] = field(default_factory=dict)  # what can be installed, by "engine==version"
     downloads: dict[str, str] = field(default_factory=dict)  # files of the internet: text by URL
     unreachable: list[str] = field(default_factory=list)  # hosts that the controller's network does not reach

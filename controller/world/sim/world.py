@@ -15,11 +15,13 @@ from typing import Protocol, Self
 from controller import layers
 from controller.core import probe
 from controller.core.words import Step
+from controller.facts.hub import Description, NotDescribed
 from controller.facts.words import Observation, Section, Unknown
 from controller.layers.order import ORDER
 from controller.layers.shared import kernel_physics, pve_physics, server_physics
+from controller.layers.shared.hub_truth import described
 from controller.layers.shared.truth import Fleet, Host, Impossible, Said, Unit, refuse_impossible
-from controller.world.port import Done, Look, Lost, Order, Outcome, Refused
+from controller.world.port import Done, Look, Lost, ModelAsked, Order, Outcome, Refused
 from controller.world.sim import events, store, units
 from controller.world.sim.faults import ANSWERS, Fault, Killed, Moment, Name
 
@@ -117,6 +119,11 @@ class SimWorld:
                 return self._perform(order)
             finally:
                 self._save()
+
+    def describe(self, asked: Sequence[ModelAsked]) -> Mapping[tuple[str, str], Description | NotDescribed]:
+        """What the fleet's own Hub says of models."""
+        with self._lock:
+            return {(one.repo, one.revision): described(self.fleet, one.repo, one.revision) for one in asked}
 
     def close(self) -> None:
         """Give back leases and keep the fleet's state."""
