@@ -15,7 +15,7 @@ from controller.core.words import Block, Disruption, Drift, InSync, Layer, Skipp
 from controller.facts.words import FleetFacts, Known
 from controller.layers.access.facts import AccessFacts
 from controller.layers.server_health.facts import HealthFacts, Level
-from controller.layers.server_placement.facts import Found, FoundFacts, parse
+from controller.layers.server_placement.facts import UNREADABLE, Found, FoundFacts, parse
 from controller.layers.server_placement.reasons import Reason
 from controller.layers.server_process.facts import ProcessesHere, ProcessFacts
 from controller.layers.server_unit.facts import ServerUnits
@@ -49,7 +49,7 @@ def check(view: View, server: ModelServer) -> Verdict:
         return Skipped(why)
     here = inside.look(view, place, NAME, FoundFacts).value or ()
     mine = next((found for found in here if found.name == server.name), None)
-    if mine is not None and mine.object not in ("", *_names(server)):
+    if mine is not None and mine.object not in ("", UNREADABLE, *_names(server)):
         message = f"{server.name} in {place} is {mine.object}'s"
         needs = f"rename one of the two, or remove /opt/reconcile/server/{server.name} there if nobody needs it"
         return Drift(Reason.OTHER_OBJECTS, message, Block(Reason.OTHER_OBJECTS, message, needs))

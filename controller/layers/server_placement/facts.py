@@ -11,6 +11,9 @@ from controller.layers.shared.inside import Inside, read
 SCHEMA = 1
 """The version of a server's marker that this release writes; older ones are read, newer ones are not understood."""
 
+UNREADABLE = "ModelServer/?"
+"""Whose a server is whose marker cannot be read: somebody's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -61,4 +64,4 @@ def _object(marker: str) -> str:
         said = json.loads(marker)
         return str(said["object"])
     except (ValueError, KeyError, TypeError):
-        return "ModelServer/?"
+        return UNREADABLE

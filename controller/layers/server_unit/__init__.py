@@ -134,7 +134,19 @@ def _evidence(unit: ServerUnit | None, wanted: Wanted) -> dict[str, str]:
     if unit is None or unit.arguments is None:
         return {}
     old, new = as_plain(unit.arguments), as_plain(wanted.arguments)
-    return {name: f"{_short(old.get(name))} -> {_short(new[name])}" for name in new if old.get(name) != new[name]}
+    return {name: _change(old.get(name), new[name]) for name in new if old.get(name) != new[name]}
+
+
+def _change(old: object, new: object) -> str:
+    """What is no more, and what is there in its place."""
+    if isinstance(old, list) and isinstance(new, list):
+        gone, come = [each for each in old if each not in new], [each for each in new if each not in old]
+        if gone or come:
+            return f"{_short(gone)} -> {_short(come)}"
+    if isinstance(old, dict) and isinstance(new, dict):
+        differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return f"{_short({k: old.get(k) for k in differing})} -> {_short({k: new.get(k) for k in differing})}"
+    return f"{_short(old)} -> {_short(new)}"
 
 
 def _short(value: object) -> str:

@@ -25,7 +25,8 @@ def asked(server: ModelServer, gpus: Sequence[str], environment: str) -> str:
     if isinstance(engine := spec.get("engine"), dict):
         for way in ("index_url", "wheels"):
             engine.pop(way, None)
-    return digest({"spec": spec, "gpus": list(gpus), "environment": environment})
+    budget = server.checks.startup_budget.total_seconds()
+    return digest({"spec": spec, "gpus": list(gpus), "environment": environment, "startup": budget})
 
 
 def is_managed(server: ModelServer) -> bool:
