@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.next_steps import Next
+from controller.core.next_steps import Judged, Next
 from controller.core.words import Block, Drift, Skipped, Step, Unseen, Wait
 from controller.spec.ref import Ref
 
@@ -49,7 +49,7 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
     ``lacking`` maps the id of a step to the permissions that it waits for, ``failed`` to how it failed.
     """
     chain = [judged for judged in upcoming.judged if judged.object == ref]
-    for judged in chain:
+    for judged in sorted(chain, key=_is_told_only):  # what is at work, or stuck, before what is only told
         match judged.verdict:
             case Unseen(reason, message):
                 return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in Type)
@@ -64,6 +64,11 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
         Condition(Type.RECONCILING, Status.FALSE, IN_SYNC, ""),
         Condition(Type.STALLED, Status.FALSE, IN_SYNC, ""),
     )
+
+
+def _is_told_only(judged: Judged) -> bool:
+    verdict = judged.verdict
+    return isinstance(verdict, Drift) and isinstance(verdict.remedy, Block) and not verdict.remedy.holds
 
 
 def _of_drift(layer: str, drift: Drift, lacking: Mapping[str, str], failed: Mapping[str, str]) -> tuple[Condition, ...]:

@@ -14,6 +14,7 @@ from controller.layers import (
     mounts,
     placement,
     power,
+    server_fit,
     server_placement,
     server_process,
     server_unit,
@@ -33,6 +34,7 @@ ORDER: tuple[Layer, ...] = (
     power.LAYER,
     userland.LAYER,
     server_placement.LAYER,
+    server_fit.LAYER,
     server_unit.LAYER,
     server_process.LAYER,
 )

@@ -644,6 +644,15 @@ class Engine(Model):
     """More places to find wheels: directories on the serving machine, or URLs."""
     prerelease: Prerelease | None = None
     """Whether pre-releases are installed; without it, uv's own rule."""
+    allow_known_bad: Bool = False
+    """Whether a version is used that is known not to serve such a model right."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _external_has_no_version(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("name") == "external" and data.get("version") is None:
+            return {**data, "version": "0"}
+        return data
 
 
 class Serve(Model):
@@ -732,6 +741,10 @@ class Checks(Model):
         return self
 
 
+def _name_means_engine(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
 class ModelServer(_Object):
     """One engine serving one model, in a container or on a plain Linux host."""
 
@@ -748,8 +761,8 @@ class ModelServer(_Object):
     """Which GPUs of its container or host: all, or a list of places in the assignment (from 0), addresses, UUIDs."""
     model: Weights
     """The model it serves."""
-    engine: Engine
-    """The software that serves it."""
+    engine: Annotated[Engine, BeforeValidator(_name_means_engine)]
+    """The software that serves it; ``engine: external`` is a server that is only watched."""
     serve: Serve
     """How it is started and reached."""
     checks: Checks = Checks()

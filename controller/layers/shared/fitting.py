@@ -1,0 +1,81 @@
+"""What can be foretold of a server's start: its model as the Hub tells of it, its cards, and the engine's sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from controller.core.view import View
+from controller.engines.fit import Fit, Model
+from controller.engines.shape import NotForetold, shape_of
+from controller.engines.words import Engine, KnownBad, tensor_parallel
+from controller.facts.hub import SECTION, Description, HubFacts, NotDescribed
+from controller.layers.shared.inside import place_of
+from controller.layers.shared.server_gpus import Card
+from controller.spec.model import ModelServer
+
+
+@dataclass(frozen=True, slots=True)
+class Unfitted:
+    """No sum can be made, and why."""
+
+    why: str
+
+
+def described(view: View, server: ModelServer) -> tuple[Description | NotDescribed, Description | NotDescribed | None]:
+    """What the Hub says of the server's model, and of the one that drafts for it. Raises NotKnown."""
+    models = view.fact(place_of(view.specs, server).host, SECTION, HubFacts)
+    draft = server.model.draft
+    return (
+        models.of(server.model.repo, server.model.revision),
+        models.of(draft.repo, draft.revision) if draft is not None else None,
+    )
+
+
+def fitted(
+    engine: Engine,
+    server: ModelServer,
+    model: Description,
+    draft: Description | None,
+    cards: Sequence[Card],
+) -> Fit | Unfitted:
+    """The engine's sum, or why there is none."""
+    try:
+        main, drafting = _model(model), None if draft is None else _model(draft)
+        flags = engine.shipped_flags(server.engine.version)
+        return engine.fit(server, flags, main, drafting, [card.memory or 0 for card in cards])
+    except NotForetold as error:
+        return Unfitted(str(error))
+
+
+def _model(told: Description) -> Model:
+    if not told.weight_bytes:
+        raise NotForetold(f"{told.repo} has no safetensors, whose size would be known")
+    if not told.config:
+        raise NotForetold(f"{told.repo} has no config.json")
+    return Model(shape_of(told.config), told.weight_bytes)
+
+
+def known_bad(engine: Engine, server: ModelServer, model: Description | None, gpus: int) -> KnownBad | None:
+    """The row that says that this combination does not work: by the model's config, or by its name without one.
+
+    ``gpus`` is how many the server has, which is how many its layers are split over unless the spec says it.
+    """
+    try:
+        version = Version(server.engine.version)
+    except InvalidVersion:
+        return None
+    split = tensor_parallel(server, gpus)
+    for row in engine.known_bad:
+        if version not in SpecifierSet(row.versions, prereleases=True) or split <= row.tensor_parallel_above:
+            continue
+        if model is not None and model.config:
+            architectures = model.config.get("architectures") or ()
+            if not row.architectures or set(row.architectures) & set(architectures):
+                return row
+        elif row.repos.search(server.model.repo):
+            return row
+    return None
