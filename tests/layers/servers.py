@@ -18,6 +18,7 @@ from controller.facts.words import FleetFacts
 from controller.layers import server_placement, server_process, server_unit
 from controller.layers.order import ORDER
 from controller.layers.server_environment.facts import Environments, EnvironmentsHere
+from controller.layers.server_health.facts import HealthFacts
 from controller.layers.shared import environments
 from controller.layers.shared.truth import Environment, Fleet, Host, Image, Model, Process, Session, WeightFile
 from controller.run.eyes import Eyes
@@ -113,10 +114,19 @@ def specs(*documents: str, secrets: Mapping[str, str] | None = None) -> Specs:
 class Sight(Eyes):
     """Sees servers as far as these three layers do, and no environment anywhere: what its engine takes is shipped."""
 
+    health: Mapping[str, HealthFacts]
+
     def look(self, hosts: Iterable[str], max_age: float = 0.0) -> FleetFacts:
         facts = super().look(hosts, max_age)
         none = Environments(tuple((place, EnvironmentsHere()) for place in (None, 129, 130)))
-        self._facts = {name: host.with_section("server.environment", none) for name, host in facts.items()}
+        self._facts = {
+            name: host.with_section("server.environment", none).with_section(
+                "server.health", self.health.get(name, HealthFacts())
+            )
+            if host.failure is None
+            else host
+            for name, host in facts.items()
+        }
         return self._facts
 
 
@@ -126,6 +136,7 @@ class Rig:
     def __init__(self, *documents: str, secrets: Mapping[str, str] | None = None) -> None:
         self.fleet: Fleet = fleet(FLEET)
         self.secrets = dict(secrets or {})
+        self.health: Mapping[str, HealthFacts] = {}
         self.want(*documents)
         self.world = SimWorld(self.fleet, "one", "one", checked=True)
 
@@ -155,6 +166,7 @@ class Rig:
     def look(self) -> View:
         """Look at all hosts; environments and weights that servers want are there, as if other layers had made them."""
         eyes = Sight(self.world, ORDER, self.specs)
+        eyes.health = self.health
         eyes.look(self.specs.hosts)
         if not self.made:
             self.made = True

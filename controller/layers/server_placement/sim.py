@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -50,24 +49,5 @@ def _names(files: object) -> Iterator[str]:
 
 
 def act(fleet: Fleet, host: Host, work: Work) -> Said:
-    """What ``leave.sh`` does in a place."""
-    action, place, name, owner = work.args
-    vmid = None if place == "-" else int(place)
-    if vmid is not None and vmid not in host.containers:
-        return Said(75, err=f"CT {vmid} does not run\n")
-    image = inside.image_of(fleet, host, vmid)
-    marker = image.files.get(f"{FOLDER}/{name}/marker.json")
-    if marker is None or json.loads(marker.text)["object"] != owner:
-        return Said(75, err=f"{name} is another's there\n")
-    for unit in (f"reconcile-{name}-watch.service", f"reconcile-{name}.service"):
-        if unit in image.enabled:
-            image.enabled.remove(unit)
-        server_physics.stop(fleet, host, vmid, unit)
-        if action == "remove":
-            image.files.pop(f"/etc/systemd/system/{unit}", None)
-    if action == "remove":
-        for path in [path for path in image.files if path.startswith(f"{FOLDER}/{name}/")]:
-            del image.files[path]
-        server_physics.daemon_reload(fleet, host, vmid)
-    fleet.touch(host)
-    return Said(0)
+    """What ``leave-place.sh`` does in a place."""
+    return server_physics.leave(fleet, host, work)

@@ -1,6 +1,7 @@
 """server.process: what listens on the server's port is its unit's process, as the unit says it now, on its GPUs.
 
-Whether systemd would start it with its place belongs to it. No process is killed that the unit did not start.
+A server that has moved is stopped in its old place as the first half of its start (``strategy: stop-first``). Whether
+systemd would start it with its place belongs to it. No process is killed that the unit did not start.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from controller.layers.server_placement.facts import Found, FoundFacts
 from controller.layers.server_process.facts import Listener, Process, ProcessesHere, ProcessFacts, ServerProcess, parse
 from controller.layers.server_process.reasons import Reason
 from controller.layers.server_unit.facts import Arguments, ServerUnit, ServerUnits
-from controller.layers.shared import inside
+from controller.layers.shared import inside, whereabouts
 from controller.layers.shared.inside import Place
 from controller.layers.shared.server_wanted import is_managed
+from controller.layers.shared.whereabouts import There
 from controller.spec.model import ModelServer, ServerState
-from controller.spec.policy import Permission
+from controller.spec.policy import Permission, Strategy
 
 NAME = "server.process"
 _PACKAGE = "controller.layers.server_process"
@@ -75,7 +77,8 @@ def _running(
     main = process.main
     if main is not None and _is_note(main):
         raise NotKnown("in-between", f"{server.name} is just being started or has just ended")
-    foreign = [each for each in here.listeners if each.port == arguments.port and not _is_its_own(each, server)]
+    mine = {f"reconcile-{name.partition('/')[2]}.service" for name in whereabouts.names(server)}
+    foreign = [each for each in here.listeners if each.port == arguments.port and each.unit not in mine]
     if foreign:
         return _foreign(view, server, place, process, unit, foreign[0])
     if main is None:
@@ -99,6 +102,11 @@ def _running(
 
 def _not_running(view: View, server: ModelServer, place: Place, process: ServerProcess, unit: ServerUnit) -> Drift:
     reason = Reason.NOT_RUNNING
+    there = _to_be_stopped_first(view, server, place)
+    if there is not None:
+        message = f"{server.name} still is {there.found.name} in {there.place}, and is ready in {place}"
+        reason = Reason.STILL_ELSEWHERE
+        return Drift(reason, message, whereabouts.leave(server, there, NAME, reason))
     if process.others or not process.down:
         message = f"{server.name} has just ended, and systemd starts it again by itself"
         return Drift(reason, message, Wait("restart", message, (place.host,)))
@@ -114,6 +122,15 @@ def _not_running(view: View, server: ModelServer, place: Place, process: ServerP
         f"without that: `systemctl reset-failed reconcile-{server.name}` there, and `systemctl start` it"
     )
     return Drift(Reason.CRASHED, message, Block(Reason.CRASHED, message, needs), _log(view, place, server.name))
+
+
+def _to_be_stopped_first(view: View, server: ModelServer, place: Place) -> There | None:
+    """The same server in another place or under an earlier name, that has to end before this one starts."""
+    for there in whereabouts.others(view, server, place):
+        first = server.policy.strategy is Strategy.START_FIRST and there.place != place
+        if there.at_work and not first:
+            return there
+    return None
 
 
 def _now(unit: ServerUnit) -> tuple[str, str]:
@@ -188,10 +205,6 @@ def _other_arguments(main: Process, arguments: Arguments) -> str | None:
 def _is_note(main: Process) -> bool:
     """Whether this is what the unit runs before a start or after an end."""
     return len(main.argv) > 1 and main.argv[1].endswith("/note.sh")
-
-
-def _is_its_own(listener: Listener, server: ModelServer) -> bool:
-    return listener.unit == f"reconcile-{server.name}.service"
 
 
 def _found(view: View, place: Place, name: str) -> Found:

@@ -10,6 +10,8 @@ class Reason(StrEnum):
 
     NOT_RUNNING = "not-running"
     """It does not run, and systemd does not start it by itself."""
+    STILL_ELSEWHERE = "still-elsewhere"
+    """It is ready here, and goes on in its old place or under its old name."""
     STILL_RUNNING = "still-running"
     """It runs and is to be stopped."""
     STILL_ENABLED = "still-enabled"

@@ -60,7 +60,9 @@ def takes(step: Step) -> float:
 
 
 def act(fleet: Fleet, host: Host, work: Work) -> Said:
-    """What ``control.sh`` does in a place."""
+    """What ``control.sh`` and ``leave-place.sh`` do in a place."""
+    if work.action in ("stop-server-there", "remove-server"):
+        return server_physics.leave(fleet, host, work)
     action, place, name, seen, digest, port, other = work.args
     vmid = None if place == "-" else int(place)
     if vmid is not None and vmid not in host.containers:

@@ -7,12 +7,14 @@ know ends it with 2, what it cannot be with 1, a failure in a child makes it kil
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 
 from controller.layers.shared.inside import image_of, places, session_of
-from controller.layers.shared.truth import End, Fleet, Host, Image, Model, Process, Session, Start
+from controller.layers.shared.truth import End, Fleet, Host, Image, Model, Process, Said, Session, Start, Work
 
 UNITS = "/etc/systemd/system"
+_FOLDER = "/opt/reconcile/server"
 SETTLED = 30  # seconds after an end, when systemd would have started the unit again
 LOADING = 40.0  # seconds from an engine's start until it listens
 _FAILS_AFTER = 5  # seconds from a start until an engine that cannot run has ended
@@ -127,6 +129,30 @@ def _ended_badly(fleet: Fleet, host: Host, vmid: int | None, unit: str, text: st
     for _ in range(1 if prevented else int(_setting(text, "StartLimitBurst") or 1)):
         _note_end(session_of(host, vmid), unit, end)
     fleet.touch(host)
+
+
+def leave(fleet: Fleet, host: Host, work: Work) -> Said:
+    """What ``leave-place.sh`` does in a place."""
+    action, place, name, owner = work.args
+    vmid = None if place == "-" else int(place)
+    if vmid is not None and vmid not in host.containers:
+        return Said(75, err=f"CT {vmid} does not run\n")
+    image = image_of(fleet, host, vmid)
+    marker = image.files.get(f"{_FOLDER}/{name}/marker.json")
+    if marker is None or json.loads(marker.text)["object"] != owner:
+        return Said(75, err=f"{name} is another's there\n")
+    for unit in (f"reconcile-{name}-watch.service", f"reconcile-{name}.service"):
+        if unit in image.enabled:
+            image.enabled.remove(unit)
+        stop(fleet, host, vmid, unit)
+        if action == "remove":
+            image.files.pop(f"/etc/systemd/system/{unit}", None)
+    if action == "remove":
+        for path in [path for path in image.files if path.startswith(f"{_FOLDER}/{name}/")]:
+            del image.files[path]
+        daemon_reload(fleet, host, vmid)
+    fleet.touch(host)
+    return Said(0)
 
 
 # --- engines ---------------------------------------------------------------------------------------------------------
