@@ -4,11 +4,13 @@ An environment lies in ``/opt/reconcile/env/DIGEST``. It is finished when ``/opt
 which is written last, in one rename: ``{"schema": 1, "object": "ModelServer/NAME", "engine", "version", "python",
 "arch": "x86_64", "capabilities": ["8.6"], "requirements": [...], "torch": {"version", "cuda", "archs": ["sm_86", ...]}
 or null, "flags": {...} or null (as ``read_flags.py`` prints them), "proofs": [{"uuid", "result": "passed" or "failed"
-or "busy", "said"}], "size": bytes, "built": Unix seconds}``. A folder without one is the rest of a build.
+or "busy", "said", "driver", "boot"}], "size": bytes, "built": Unix seconds}``. A folder without one is what a build has
+left, or a build at work.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -36,11 +38,16 @@ class Proof(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """A GPU on which the environment's kernels were tried, by its UUID, and what was said."""
+    """A GPU on which the environment's kernels were tried, by its UUID, and what was said.
+
+    ``driver`` is the version of the kernel module then, ``boot`` the host's boot id.
+    """
 
     uuid: str
     result: Proof
     said: str = ""
+    driver: str = ""
+    boot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +89,14 @@ class Environment:
         """Where it lies in its place."""
         return directory(self.digest)
 
-    def proof(self, uuid: str) -> Proven | None:
-        """What came of the last try on a GPU."""
-        return next((each for each in reversed(self.proofs) if each.uuid == uuid), None)
+    def proof(self, uuid: str, driver: str, boot: str) -> Proven | None:
+        """What came of the last try on a GPU that still counts.
+
+        Another driver may take what the last one did not, and the other way round; after a boot of the host, what did
+        not pass may.
+        """
+        found = next((each for each in reversed(self.proofs) if each.uuid == uuid and each.driver == driver), None)
+        return found if found is not None and (found.result is Proof.PASSED or found.boot == boot) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +211,7 @@ def _environment(digest: str, file: File, whole: bool) -> Environment:
             requirements=tuple(map(str, said["requirements"])),
             torch=_torch(said["torch"]),
             flags=read_list(said["flags"]) if said["flags"] is not None else None,
-            proofs=tuple(Proven(str(p["uuid"]), Proof(p["result"]), str(p["said"])[:2000]) for p in said["proofs"]),
+            proofs=tuple(_proven(each) for each in said["proofs"]),
             size=int(said["size"]),
             built=int(said["built"]),
             whole=whole,
@@ -207,6 +219,16 @@ def _environment(digest: str, file: File, whole: bool) -> Environment:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ParseError("garbage", f"cannot read the marker of environment {digest[:12]}: {error!r}") from None
+
+
+def _proven(said: Mapping[str, Any]) -> Proven:
+    return Proven(
+        str(said["uuid"]),
+        Proof(said["result"]),
+        str(said["said"])[:1000],
+        str(said["driver"]),
+        str(said["boot"]),
+    )
 
 
 def _torch(said: Mapping[str, Any] | None) -> Torch | None:
@@ -229,7 +251,7 @@ def as_plain(what: Environment) -> dict[str, object]:
         "requirements": list(what.requirements),
         "torch": {"version": torch.version, "cuda": torch.cuda, "archs": list(torch.archs)} if torch else None,
         "flags": what.flags.as_json() if what.flags is not None else None,
-        "proofs": [{"uuid": each.uuid, "result": each.result.value, "said": each.said} for each in what.proofs],
+        "proofs": [dataclasses.asdict(each) for each in what.proofs],
         "size": what.size,
         "built": what.built,
     }

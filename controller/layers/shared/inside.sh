@@ -43,8 +43,10 @@ inside_job() {
 	_pipe=$RECONCILE_STEP_DIR/alive
 	rm -f "$_pipe"
 	mkfifo "$_pipe"
+	# What a shell puts into the background reads nothing, unless it is told what to read.
 	inside "$1" "setsid sh -c '$(_quoted "$2")' </dev/null & work=\$!
-{ cat >/dev/null; kill -TERM -\$work; sleep 5; kill -KILL -\$work; } >/dev/null 2>&1 &
+exec 3<&0
+{ cat >/dev/null; kill -TERM -\$work; sleep 5; kill -KILL -\$work; } <&3 >/dev/null 2>&1 &
 watch=\$!
 wait \$work; rc=\$?
 kill \$watch 2>/dev/null
