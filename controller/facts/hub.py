@@ -31,7 +31,8 @@ class Description:
     """A model at a revision. ``commit`` is the 40 hexadecimal digits that the revision stands for.
 
     ``config`` is config.json, {} when there is none. ``weight_bytes`` are the bytes of the tensors as the index of
-    the safetensors says, or of the safetensors files when there is no index; 0 when there are neither.
+    the safetensors says, or of the safetensors files when there is no index; 0 when there are neither. ``endpoint`` is
+    the Hub that the controller asks, and that the files come from.
     """
 
     repo: str
@@ -40,6 +41,7 @@ class Description:
     files: tuple[RepoFile, ...]
     config: Mapping[str, Any]
     weight_bytes: int
+    endpoint: str = "https://huggingface.co"
 
 
 class Trouble(StrEnum):

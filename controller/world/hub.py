@@ -113,7 +113,7 @@ class Hub:
             if data["schema"] != SCHEMA or (data["repo"], data["commit"]) != (repo, commit):
                 return None
             files = tuple(RepoFile(**file) for file in data["files"])
-            return Description(repo, commit, commit, files, data["config"], data["weight_bytes"])
+            return Description(repo, commit, commit, files, data["config"], data["weight_bytes"], endpoint())
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -155,7 +155,7 @@ def _asked_of_hub(asked: ModelAsked, kept: Callable[[str, str], Description | No
         files = _files(api.list_repo_tree(asked.repo, revision=commit, recursive=True))
         config = _small_json(api, asked.repo, commit, files, "config.json")
         index = _small_json(api, asked.repo, commit, files, _INDEX)
-        return Description(asked.repo, asked.revision, commit, files, config, weight_bytes(files, index))
+        return Description(asked.repo, asked.revision, commit, files, config, weight_bytes(files, index), endpoint())
     except hub_errors.GatedRepoError:
         return NotDescribed(
             Trouble.GATED,
