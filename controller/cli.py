@@ -21,14 +21,17 @@ from controller.core import conditions
 from controller.core.next_steps import Next
 from controller.core.permissions import Grants, asked_for
 from controller.core.plan import Plan, PlanLoop, plan
+from controller.core.view import View
 from controller.core.words import Disruption
+from controller.engines import checking
 from controller.layers.order import ORDER
 from controller.layers.shared.truth import Impossible
-from controller.report import model, tell, text
+from controller.report import fit, model, tell, text
 from controller.run import drain as draining
 from controller.run import secrets, session, state
 from controller.run import specs as spec_files
 from controller.run.once import Pass, Report
+from controller.spec.across import gpus_of
 from controller.spec.load import SpecErrors, load
 from controller.spec.model import Specs
 from controller.spec.policy import Permission
@@ -156,7 +159,7 @@ def _load(shared: Common, code: int = NOT_RIGHT) -> Specs:
     """The specs, or the end of the command, with every error in them and this exit code."""
     where = spec_files.directory(shared.specs)
     try:
-        specs = load(spec_files.read(where))
+        specs = load(spec_files.read(where), check_server=checking.problems)
         for path in spec_files.passed_over(where):
             click.echo(f"{path} is not read: a spec file's name ends in .yaml", err=True)
     except SpecErrors as errors:
@@ -354,9 +357,16 @@ def _end_of_once(shared: Common, work: session.Session, grants: Grants, done: Re
 def validate(shared: Common) -> None:
     """Read the specs and say what is wrong with them."""
     specs = _load(shared)
+    warnings = [
+        fit.warning_row(specs, server, warning)
+        for server in specs.servers.values()
+        for warning in checking.warnings(server, gpus_of(specs, server))
+    ]
     if shared.json:
-        _print_json(model.ValidateReport(objects=[str(obj.ref) for obj in specs], errors=[]))
+        _print_json(model.ValidateReport(objects=[str(obj.ref) for obj in specs], errors=[], warnings=warnings))
         return
+    for row in warnings:
+        click.echo(fit.warning_text(row))
     kinds = ((specs.hosts, "host"), (specs.containers, "container"), (specs.servers, "model server"))
     click.echo(f"The specs are valid: {', '.join(text.counted(len(objects), kind) for objects, kind in kinds)}.")
 
@@ -452,6 +462,26 @@ def why(shared: Common, name: str) -> None:
             _print_json(report)
         else:
             click.echo(text.why_text(report))
+
+
+@main.command(name="fit")
+@click.argument("name", metavar="SERVER")
+@common
+def fit_command(shared: Common, name: str) -> None:
+    """Say whether a model fits the GPUs of its server, as a sum that a person can check."""
+    specs = _load(shared)
+    server = specs.servers.get(name.removeprefix("ModelServer/"))
+    if server is None:
+        raise Ends(f"cannot find a server called {name}; {session.there_are(name, specs.servers)}")
+    with _opened(shared, specs) as work:
+        _look(shared, work)
+        report = fit.fit_report(View(specs, work.eyes.facts), server)
+        if shared.json:
+            _print_json(report)
+        else:
+            click.echo(fit.fit_text(report))
+        code = {"fits": OK, fit.UNKNOWN: COULD_NOT}.get(report.outcome, NOT_RIGHT)
+        raise click.exceptions.Exit(code)
 
 
 @main.command(name="drain")
@@ -595,8 +625,8 @@ def _key_row(shown: Shown, pinned: bool) -> model.KeyRow:
 def schema(shared: Common, what: str) -> None:
     """Print the JSON Schema of spec files, or of what a command prints with -o json.
 
-    OF is spec (when nothing is given), plan, once, status, why, validate, trust, version, or errors: what every command
-    prints that could not be carried out.
+    OF is spec (when nothing is given), plan, once, status, why, fit, validate, trust, version, or errors: what every
+    command prints that could not be carried out.
     """
     printed = model.PRINTED[what].model_json_schema(mode="serialization") if what in model.PRINTED else spec_schema()
     click.echo(json.dumps(printed, indent=2))

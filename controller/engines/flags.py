@@ -166,12 +166,21 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An option that cannot be passed. ``message`` begins with "cannot"; ``nearest`` was probably meant."""
+    """An option that cannot be passed. ``message`` begins with "cannot"; ``nearest`` was probably meant.
+
+    ``field`` is the field of a ModelServer that asks for it, where that is not one of its flags.
+    """
 
     flag: str
     message: str
     nearest: str
     todo: str
+    field: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """The field of a ModelServer that it is about."""
+        return self.field or ("serve", "flags", self.flag)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Transformers:
                     "cannot ask for a key: transformers serve has no such thing",
                     "",
                     "remove serve.api_key, and let it listen where only those who may can reach it",
+                    ("serve", "api_key"),
                 )
             )
         if server.serve.served_model_name is not None:
@@ -65,10 +66,12 @@ class Transformers:
                     "cannot give the model a name of its own: transformers serve answers to its directory's path",
                     "",
                     "remove serve.served_model_name",
+                    ("serve", "served_model_name"),
                 )
             )
         if server.model.draft is not None:
-            faults.append(Fault("draft", "cannot use a draft model: transformers serve does not", "", "remove it"))
+            says = "cannot use a draft model: transformers serve does not"
+            faults.append(Fault("draft", says, "", "remove it", ("model", "draft")))
         if server.serve.tensor_parallel not in ("auto", 1):
             faults.append(
                 Fault(
@@ -76,6 +79,7 @@ class Transformers:
                     "cannot split layers over GPUs: transformers serve spreads whole layers over them",
                     "",
                     "write serve.tensor_parallel: auto",
+                    ("serve", "tensor_parallel"),
                 )
             )
         return Resolved(resolved.options, resolved.notes, tuple(faults))

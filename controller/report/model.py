@@ -271,10 +271,70 @@ class ErrorRow(_Row):
 
 
 class ValidateReport(_Row):
-    """What ``reconcile validate -o json`` prints when the specs are valid; ``errors`` is empty then."""
+    """What ``reconcile validate -o json`` prints when the specs are valid; ``errors`` is empty then.
+
+    ``warnings`` keep nothing from being done: options that a later version refuses, versions that are known bad.
+    """
 
     objects: list[str]
     errors: list[ErrorRow]
+    warnings: list[ErrorRow] = []
+
+
+class FitGpuRow(_Row):
+    """A GPU of a server; ``memory`` in bytes, None when nobody knows."""
+
+    pci: str
+    model: str
+    memory: int | None
+
+
+class FitLineRow(_Row):
+    """A line of the sum for one GPU: bytes that are there, or (negative) taken away; None for what takes none of it."""
+
+    what: str
+    how: str
+    bytes: int | None
+
+
+class FitProblemRow(_Row):
+    """Why it would not start, or why that is doubtful."""
+
+    code: str
+    message: str
+    next: str
+
+
+class FitReport(_Row):
+    """What ``reconcile fit -o json`` prints.
+
+    ``outcome`` is fits, short (it starts, and cannot hold one request of the longest context), doubtful (by the sum it
+    would not start, which may be wrong by as much), refuses, or unknown (``message`` says why there is no sum).
+    Bytes are those of one GPU. ``pool_tokens`` is what the KV cache holds in all, ``tokens`` what one request can have
+    of ``context``, ``requests`` how many may run at once.
+    """
+
+    server: str
+    outcome: str
+    message: str
+    engine: str
+    engine_version: str
+    model: str
+    revision: str
+    gpus: list[FitGpuRow] = []
+    tensor_parallel: int | None = None
+    weight_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
+    state_bytes_per_request: int | None = None
+    context: int | None = None
+    pool_tokens: int | None = None
+    tokens: int | None = None
+    requests: int | None = None
+    min_context: int | None = None
+    lines: list[FitLineRow] = []
+    problems: list[FitProblemRow] = []
+    notes: list[str] = []
+    warnings: list[ErrorRow] = []
 
 
 class ErrorsReport(_Row):
@@ -345,6 +405,7 @@ Printed = (
     | OnceReport
     | StatusReport
     | WhyReport
+    | FitReport
     | ValidateReport
     | ErrorsReport
     | TrustReport
@@ -357,6 +418,7 @@ PRINTED: Mapping[str, type[Printed]] = {
     "status": StatusReport,
     "drain": DrainReport,
     "why": WhyReport,
+    "fit": FitReport,
     "validate": ValidateReport,
     "errors": ErrorsReport,
     "trust": TrustReport,

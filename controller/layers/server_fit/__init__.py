@@ -10,6 +10,7 @@ from __future__ import annotations
 from controller.core.view import View
 from controller.core.words import Block, Drift, InSync, Layer, Skipped, Unseen, Verdict
 from controller.engines import registry
+from controller.engines.checking import known_bad
 from controller.engines.fit import Fit, Outcome, gib
 from controller.engines.words import Engine, KnownBad
 from controller.facts.hub import Description, NotDescribed, Trouble
@@ -17,7 +18,7 @@ from controller.facts.words import Known
 from controller.layers.server_fit.reasons import Reason
 from controller.layers.server_weights.facts import AllWeights
 from controller.layers.shared.assignment import Unassigned
-from controller.layers.shared.fitting import Unfitted, described, fitted, known_bad
+from controller.layers.shared.fitting import Unfitted, described, fitted
 from controller.layers.shared.inside import place_of, why_not
 from controller.layers.shared.server_gpus import cards_of
 from controller.spec.model import ModelServer, ServerState
@@ -48,8 +49,8 @@ def check(view: View, server: ModelServer) -> Verdict:
     if isinstance(cards, Unassigned):
         return Drift(Reason.NO_GPU, cards.message, Block(Reason.NO_GPU, cards.message, cards.needs))
     model, draft = described(view, server)
-    known = model if isinstance(model, Description) else None
-    bad = known_bad(engine, server, known, len(cards))
+    architectures = tuple(model.config.get("architectures") or ()) if isinstance(model, Description) else None
+    bad = known_bad(engine, server, architectures, len(cards))
     if bad is not None and not server.engine.allow_known_bad:
         return _bad(server, bad)
     for told in (model, draft):

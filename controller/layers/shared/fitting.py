@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
-
 from controller.core.view import View
 from controller.engines.fit import Fit, Model
 from controller.engines.shape import NotForetold, shape_of
-from controller.engines.words import Engine, KnownBad, tensor_parallel
+from controller.engines.words import Engine
 from controller.facts.hub import SECTION, Description, HubFacts, NotDescribed
 from controller.layers.shared.inside import place_of
 from controller.layers.shared.server_gpus import Card
@@ -57,25 +54,3 @@ def _model(told: Description) -> Model:
     if not told.config:
         raise NotForetold(f"{told.repo} has no config.json")
     return Model(shape_of(told.config), told.weight_bytes)
-
-
-def known_bad(engine: Engine, server: ModelServer, model: Description | None, gpus: int) -> KnownBad | None:
-    """The row that says that this combination does not work: by the model's config, or by its name without one.
-
-    ``gpus`` is how many the server has, which is how many its layers are split over unless the spec says it.
-    """
-    try:
-        version = Version(server.engine.version)
-    except InvalidVersion:
-        return None
-    split = tensor_parallel(server, gpus)
-    for row in engine.known_bad:
-        if version not in SpecifierSet(row.versions, prereleases=True) or split <= row.tensor_parallel_above:
-            continue
-        if model is not None and model.config:
-            architectures = model.config.get("architectures") or ()
-            if not row.architectures or set(row.architectures) & set(architectures):
-                return row
-        elif row.repos.search(server.model.repo):
-            return row
-    return None
