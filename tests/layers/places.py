@@ -23,7 +23,7 @@ class Hosted:
             {
                 "/proc/net/unix": "Num RefCount\n0: 2 0 10000 1 1 77 @/var/lib/lxc/129/command\n",
                 "/proc/uptime": "9999.00 1.00\n",
-                f"/proc/{PID}/cgroup": "0::/lxc/129/ns/init.scope\n",
+                f"/proc/{PID}/cgroup": "6:freezer:/\n1:cpu:/x\n0::/lxc/129/ns/init.scope\n",
                 f"/proc/{PID}/root/usr/x": "",
                 "/usr/x": "",
                 "/bin/lxc-info": f"#!/bin/sh\necho {PID}\n",

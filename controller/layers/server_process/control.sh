@@ -66,7 +66,7 @@ group_of() {
 		return
 	fi
 	init=$(lxc-info -n "$place" -p -H 2>/dev/null </dev/null)
-	IFS=: read -r _ _ group <"/proc/$init/cgroup" || stale "CT $place does not run any more"
+	group=$(sed -n 's/^0:://p' "/proc/$init/cgroup") || stale "CT $place does not run any more"
 	group=${group%/init.scope}
 	printf '/sys/fs/cgroup%s/system.slice' "${group%/}"
 }

@@ -120,7 +120,9 @@ find_owners() {
 			pid=${pid%/fd}
 			pid=${pid##*/}
 			start=$(process_start "$pid")
-			while IFS=: read -r _ _ group; do unit=${group##*/}; done <"$root/proc/$pid/cgroup"
+			while IFS=: read -r number _ group; do
+				if [ "$number" = 0 ]; then unit=${group##*/}; fi
+			done <"$root/proc/$pid/cgroup"
 			read -r command <"$root/proc/$pid/comm"
 			case $unit in '' | *[!A-Za-z0-9@._:-]*) unit=- ;; esac
 			case $command in '' | *[!A-Za-z0-9@._:/-]*) command=- ;; esac

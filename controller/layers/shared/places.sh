@@ -66,7 +66,8 @@ slice_of() {
 		printf '%s/sys/fs/cgroup/system.slice\n' "$root"
 		return
 	fi
-	while IFS=: read -r _ _ _group; do
+	while IFS=: read -r _number _ _group; do
+		[ "$_number" = 0 ] || continue # the unified hierarchy; a host may have others beside it
 		_group=${_group%/init.scope}
 		printf '%s/sys/fs/cgroup%s/system.slice\n' "$root" "${_group%/}"
 		return
