@@ -5,6 +5,7 @@
 main() {
 	action=$1 place=$2 name=$3 seen=$4 digest=$5 port=$6 other=$7
 	enter_place "$place"
+	wait_for_systemd
 	unit=reconcile-$name.service
 	if [ "$action" = adopt ]; then
 		inside 660 "systemctl disable -q '$other' 2>/dev/null; systemctl stop '$other'" </dev/null ||

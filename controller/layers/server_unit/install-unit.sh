@@ -6,6 +6,7 @@ main() {
 	place=$1 name=$2 seen=$3
 	shift 3
 	enter_place "$place"
+	wait_for_systemd
 	unit=/etc/systemd/system/reconcile-$name.service here=/opt/reconcile/server/$name
 	write='' move='' secret='' kept=' '
 	while [ $# -gt 0 ]; do

@@ -60,6 +60,12 @@ exit \$rc" <"$_pipe" &
 	return "$_inside_rc"
 }
 
+# wait_for_systemd: until the place's systemd answers; one of a container that has just been started takes a moment.
+wait_for_systemd() {
+	inside 60 "until systemctl show -p Version >/dev/null 2>&1; do sleep 0.2; done" </dev/null ||
+		stale "systemd does not answer in $(place_name)"
+}
+
 # place_name: the place, for people.
 place_name() {
 	if [ "$place" = - ]; then printf 'this host'; else printf 'CT %s' "$place"; fi

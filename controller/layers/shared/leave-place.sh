@@ -4,6 +4,7 @@
 main() {
 	action=$1 place=$2 name=$3 object=$4
 	enter_place "$place"
+	wait_for_systemd
 	unit=reconcile-$name.service watch=reconcile-$name-watch.service
 	marked=$(inside 30 "cat '/opt/reconcile/server/$name/marker.json'" </dev/null) || stale "$name has no marker there"
 	case $marked in *"\"$object\""*) ;; *) stale "$name is another's there" ;; esac
