@@ -95,7 +95,7 @@ class FlagList:
 
 
 def read_list(data: Any) -> FlagList:
-    """Read a list from JSON, as ``read_flags.py`` prints it.
+    """Read a list from JSON, as ``programs/read_flags.py`` prints it.
 
     Raises:
         ValueError: it is none, or of a newer form.

@@ -1,7 +1,7 @@
 """Lists of options that come with this release, so that a spec is checked before anything is installed.
 
 They are read out of the engines' wheels by ``scripts/engine-flags``, with the program that reads them out of an
-installed engine: ``read_flags.py``. The list of an installed engine counts before the shipped one.
+installed engine: ``programs/read_flags.py``. The list of an installed engine counts before the shipped one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.resources import files
 from controller.core.package import text
 from controller.engines.flags import FlagList, read_list
 
-READER = text("controller.engines", "read_flags.py")
+READER = text("controller.engines", "programs/read_flags.py")
 """A program for any Python 3.10 or newer, standard library only: ``python - ENGINE DIRECTORY`` prints the list of the
 engine that lies in this directory (a ``site-packages``) as JSON, without importing it."""
 

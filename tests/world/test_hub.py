@@ -33,10 +33,10 @@ class Answers(BaseHTTPRequestHandler):
     asked: ClassVar[list[str]] = []
     token: ClassVar[str] = ""
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self.do_GET()
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         type(self).asked.append(self.path)
         if self.hangs is not None:
             self.hangs.wait(60)
