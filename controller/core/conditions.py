@@ -25,6 +25,11 @@ class Type(StrEnum):
     READY = "Ready"
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
+    ROLLED_BACK = "RolledBack"
+    """Of a server: the last good engine and flags are there in place of those that the spec asks for, which failed."""
+
+
+_OF_ALL = (Type.READY, Type.RECONCILING, Type.STALLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ IN_SYNC = "InSync"
 NOT_LOOKED_AFTER = "not-looked-after"
 NOT_PERMITTED = "permission-missing"
 STEP_FAILED = "step-failed"
+ROLLED_BACK = "rolled-back"
+"""The reason of the drift that is left when the last good one was put back."""
 
 
 def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapping[str, str]) -> tuple[Condition, ...]:
@@ -49,21 +56,38 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
     ``lacking`` maps the id of a step to the permissions that it waits for, ``failed`` to how it failed.
     """
     chain = [judged for judged in upcoming.judged if judged.object == ref]
+    found = _of_chain(ref, chain, lacking, failed)
+    return (*found, _rolled_back(chain, found[0])) if ref.kind == "ModelServer" else found
+
+
+def _of_chain(
+    ref: Ref, chain: Sequence[Judged], lacking: Mapping[str, str], failed: Mapping[str, str]
+) -> tuple[Condition, ...]:
     for judged in sorted(chain, key=_is_told_only):  # what is at work, or stuck, before what is only told
         match judged.verdict:
             case Unseen(reason, message):
-                return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in Type)
+                return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in _OF_ALL)
             case Drift() as drift:
                 return _of_drift(judged.layer, drift, lacking, failed)
     if ref.kind != "Host" and chain and all(isinstance(judged.verdict, Skipped) for judged in chain):
         # Nobody looked: a container on a host in maintenance is not ready because nothing is said against it.
         why = next((judged.verdict.why for judged in chain if isinstance(judged.verdict, Skipped)), "")
-        return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in Type)
+        return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in _OF_ALL)
     return (
         Condition(Type.READY, Status.TRUE, IN_SYNC, "everything is as the spec says"),
         Condition(Type.RECONCILING, Status.FALSE, IN_SYNC, ""),
         Condition(Type.STALLED, Status.FALSE, IN_SYNC, ""),
     )
+
+
+def _rolled_back(chain: Sequence[Judged], ready: Condition) -> Condition:
+    """Whether it serves with what is not asked for; not known when what it serves with is not."""
+    for judged in chain:
+        if isinstance(judged.verdict, Drift) and judged.verdict.reason == ROLLED_BACK:
+            return Condition(Type.ROLLED_BACK, Status.TRUE, ROLLED_BACK, judged.verdict.message)
+    if ready.status is Status.UNKNOWN:
+        return Condition(Type.ROLLED_BACK, Status.UNKNOWN, ready.reason, ready.message)
+    return Condition(Type.ROLLED_BACK, Status.FALSE, IN_SYNC, "")
 
 
 def _is_told_only(judged: Judged) -> bool:

@@ -15,6 +15,8 @@ from controller.layers import (
     placement,
     power,
     server_fit,
+    server_health,
+    server_output,
     server_placement,
     server_process,
     server_unit,
@@ -37,4 +39,6 @@ ORDER: tuple[Layer, ...] = (
     server_fit.LAYER,
     server_unit.LAYER,
     server_process.LAYER,
+    server_health.LAYER,
+    server_output.LAYER,
 )

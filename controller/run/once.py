@@ -16,7 +16,7 @@ from controller.core.batch import batch
 from controller.core.next_steps import Next, next_steps
 from controller.core.permissions import Grants
 from controller.core.view import View
-from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen
+from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen, Wait
 from controller.facts.words import FleetFacts, Known, Unknown
 from controller.run.eyes import Eyes
 from controller.spec.model import Specs
@@ -311,7 +311,9 @@ def _verified(step: Step, before: Next, after: Next) -> Ended:
             break
         was = before.verdict(judged.object, judged.layer)
         if judged.object in (step.object, *(d.object for d in step.disrupts)) and (
-            isinstance(was, InSync | Skipped) and isinstance(judged.verdict, Drift)
+            isinstance(was, InSync | Skipped)
+            and isinstance(judged.verdict, Drift)
+            and not isinstance(judged.verdict.remedy, Wait)  # what was just started gets there by itself
         ):
             return Ended(
                 step, Result.FAILED, f"it made {judged.layer} of {judged.object} worse: {judged.verdict.message}"

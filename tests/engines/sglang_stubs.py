@@ -12,13 +12,27 @@ import types
 NAMES = ("torchvision", "torchaudio", "sgl_kernel", "decord")
 
 
+class Anything(type):
+    """A class that has whatever it is asked for, and whose objects have, too."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return make(name)
+
+
+def make(name):
+    members = {"__init__": lambda self, *args, **kwargs: None, "__getattr__": lambda self, name: make(name)}
+    return Anything(name, (), members)
+
+
 class Stub(types.ModuleType):
     """A module that has whatever it is asked for."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        made = type(name, (), {"__init__": lambda self, *args, **kwargs: None})
+        made = make(name)
         setattr(self, name, made)
         return made
 

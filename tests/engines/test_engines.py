@@ -24,8 +24,7 @@ def test_a_sound_model_passes_and_is_never_flagged(engine_name: str, models: Pat
         for _ in range(RUNS):
             found = one.output()
             results = {each["name"]: each["result"] for each in found["checks"]}
-            assert set(results.values()) <= {"passed", "inconclusive"}, found["checks"]
-            assert [name for name, result in results.items() if result == "inconclusive"] == [], found["checks"]
+            assert [each for each in found["checks"] if each["result"] != "passed"] == []
             figures.append(found["figures"])
         expected = ["capital", "garbage", "repetition", "streaming", "concurrency", "arithmetic"]
         assert {*expected, "tool-call", "reasoning", "needle", "speed"} == set(results)

@@ -37,15 +37,15 @@ def check(view: View, server: ModelServer) -> Verdict:
         return Skipped(f"it is to be {server.state}")
     if why := inside.why_not(view.specs, server):
         return Skipped(why)
-    try:
-        kind = engine(server.engine.name)
-    except NoEngine as none:
-        return Skipped(str(none))
     place = inside.place_of(view.specs, server)
     units = inside.look(view, place, "server.unit", ServerUnits).value
     unit = units.of(server.name) if units is not None else None
     if unit is None or unit.arguments is None or unit.marker is None:
         return Skipped("it has no unit yet")
+    try:
+        kind = engine(unit.arguments.engine)
+    except NoEngine as none:
+        return Skipped(str(none))
     processes = inside.look(view, place, "server.process", ProcessFacts)
     here = processes.value if processes.certain else None
     process = here.of(server.name) if here is not None else None

@@ -97,14 +97,23 @@ def parse(section: Section) -> HealthFacts:
 
 def _servers(told: Told) -> tuple[Health, ...]:
     silent = {line.removeprefix("silent ") for line in told.lines if line.startswith("silent ")}
-    folder = f"{ROOT}/server/"
-    names = {path.removeprefix(folder).split("/")[0] for path in told.files if path.startswith(folder)}
-    return tuple(_server(told, name, name in silent) for name in sorted(names))
+    files = by_server(told.files)
+    return tuple(_server(of, name, name in silent) for name, of in sorted(files.items()))
 
 
-def _server(told: Told, name: str, silent: bool) -> Health:
-    folder = f"{ROOT}/server/{name}"
-    marker, found = told.files.get(f"{folder}/watch.marker"), told.files.get(f"{folder}/health.json")
+def by_server(files: Mapping[str, File]) -> dict[str, dict[str, File]]:
+    """The files of servers' folders by server, and in each by their path in it."""
+    found: dict[str, dict[str, File]] = {}
+    for path, file in files.items():
+        _, ours, rest = path.rpartition(f"{ROOT}/server/")
+        if ours:
+            name, _, inner = rest.partition("/")
+            found.setdefault(name, {})[inner] = file
+    return found
+
+
+def _server(files: Mapping[str, File], name: str, silent: bool) -> Health:
+    marker, found = files.get("watch.marker"), files.get("health.json")
     try:
         watch = str(_object(marker).get("digest", "")) if marker else ""
         return _health(_object(found), name, watch, silent) if found else Health(name, watch=watch, silent=silent)

@@ -27,8 +27,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from controller.facts.files import File
 from controller.facts.words import Section
-from controller.layers.shared.inside import ROOT, Inside, Told, read
+from controller.layers.server_health.facts import by_server
+from controller.layers.shared.inside import Inside, Told, read
 
 SCHEMA = 1
 """The version of ``output.json`` and ``state.json`` that this release reads and writes."""
@@ -141,15 +143,13 @@ def parse(section: Section) -> OutputFacts:
 
 
 def _servers(told: Told) -> tuple[Judged, ...]:
-    folder = f"{ROOT}/server/"
-    names = {path.removeprefix(folder).split("/")[0] for path in told.files if path.startswith(folder)}
-    return tuple(_server(told, name) for name in sorted(names))
+    return tuple(_server(of, name) for name, of in sorted(by_server(told.files).items()))
 
 
-def _server(told: Told, name: str) -> Judged:
+def _server(files: Mapping[str, File], name: str) -> Judged:
     try:
-        state = _read(told, name, "state.json", SCHEMA) or {"good": None, "failed": []}
-        output = _read(told, name, "checks/output.json", SCHEMA)
+        state = _read(files, "state.json", SCHEMA) or {"good": None, "failed": []}
+        output = _read(files, "checks/output.json", SCHEMA)
         good = state["good"]
         return Judged(
             name,
@@ -201,13 +201,12 @@ def _figure(value: object) -> float | None:
     return float(value)
 
 
-def _read(told: Told, name: str, file: str, schema: int | None = None) -> Mapping[str, Any] | None:
-    found = told.files.get(f"{ROOT}/server/{name}/{file}")
-    if found is None:
+def _read(files: Mapping[str, File], name: str, schema: int) -> Mapping[str, Any] | None:
+    if name not in files:
         return None
-    said = json.loads(found.text)
+    said = json.loads(files[name].text)
     if not isinstance(said, Mapping):
-        raise TypeError(f"{file} holds no object")
-    if schema is not None and said.get("schema") != schema:
-        raise ValueError(f"{file} has schema {said.get('schema')!r}, this release knows {schema}")
+        raise TypeError(f"{name} holds no object")
+    if said.get("schema") != schema:
+        raise ValueError(f"{name} has schema {said.get('schema')!r}, this release knows {schema}")
     return said

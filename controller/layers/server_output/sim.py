@@ -12,7 +12,7 @@ from controller.layers.shared import inside, kernel_physics, server_physics
 from controller.layers.shared.truth import File, Fleet, Host, Image, Process, Said, Work
 
 FOLDER = "/opt/reconcile/server"
-PARTS = ("args.json", "secrets.env", "config.yaml", "note.sh", "salt")
+PARTS = ("args.json", "secrets.env", "config.yaml", "note.sh", "salt", "checks.json", "watch.marker")
 SPEED = 50.0
 """Tokens a second of every engine."""
 

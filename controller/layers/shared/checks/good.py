@@ -11,8 +11,8 @@ from . import files
 from .place import Place
 
 STATE = Path("state.json")
-PARTS = ("args.json", "secrets.env", "config.yaml", "note.sh", "salt")
-"""What a unit is made of beside its own file and its marker; what one of them has not got, it does not need."""
+PARTS = ("args.json", "secrets.env", "config.yaml", "note.sh", "salt", "checks.json", "watch.marker")
+"""What a unit is made of beside its own file and its marker, and its watch; what one has not got, it does not need."""
 FAILURES = 10
 
 
@@ -34,7 +34,8 @@ def note(place: Place, measured_on: dict[str, str]) -> None:
     beside.mkdir(mode=0o700)
     for name in PARTS:
         _copy(place.folder / name, beside / name)
-    _copy(_unit(place), beside / "unit")
+    for name, unit in _units(place).items():
+        _copy(unit, beside / name)
     files.write(beside / "marker.json", {name: value for name, value in marker.items() if name != "instead_of"})
     old = place.folder / "good.reconcile-old"
     shutil.rmtree(old, ignore_errors=True)
@@ -71,14 +72,16 @@ def put_back(place: Place, failed: dict[str, Any]) -> None:
             _copy(kept / name, place.folder / name)
         else:
             (place.folder / name).unlink(missing_ok=True)
-    _copy(kept / "unit", _unit(place))
+    for name, path in _units(place).items():
+        _copy(kept / name, path)
     files.write(place.folder / "marker.json", {**good_marker, "instead_of": failed["unit"]})
     unit = str(place.settings["unit"])
     # As any start that was asked for: what ended before it says nothing of this one.
     Path("/run/reconcile-server", f"{place.folder.name}.ends").unlink(missing_ok=True)
-    for command in (["daemon-reload"], ["reset-failed", unit], ["restart", unit]):
+    watch = _units(place)["watch"].name
+    for command in (["daemon-reload"], ["reset-failed", unit], ["restart", unit], ["restart", watch]):
         rc = subprocess.run(["systemctl", *command], stdin=subprocess.DEVNULL, timeout=300, check=False).returncode
-        if rc != 0 and command[0] != "reset-failed":
+        if rc != 0 and command[-1] != watch and command[0] != "reset-failed":
             raise OSError(f"systemctl {' '.join(command)} ended with {rc}")
 
 
@@ -92,8 +95,10 @@ def read(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _unit(place: Place) -> Path:
-    return place.units / str(place.settings["unit"])
+def _units(place: Place) -> dict[str, Path]:
+    """The files of the server's unit and of its watch's, by the names that their copies have."""
+    unit = str(place.settings["unit"])
+    return {"unit": place.units / unit, "watch": place.units / f"{unit.removesuffix('.service')}-watch.service"}
 
 
 def _copy(source: Path, target: Path) -> None:
