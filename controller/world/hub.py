@@ -142,7 +142,7 @@ def _asked_of_hub(asked: ModelAsked, kept: Callable[[str, str], Description | No
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    set_verbosity_error()  # what goes wrong is in the answer
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # what goes wrong is in the answer
     api = HfApi(endpoint=endpoint(), token=asked.token or False)
     which = f"{asked.repo} at {asked.revision}"
     try:

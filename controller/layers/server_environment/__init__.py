@@ -47,7 +47,7 @@ _BUILD = with_programs(
     {
         "build": text(_PACKAGE, "programs/build.sh"),
         "look.py": text(_PACKAGE, "programs/look.py"),
-        "read_flags.py": text("controller.engines", "read_flags.py"),
+        "read_flags.py": text("controller.engines", "programs/read_flags.py"),
     },
 )
 _PROVE = with_programs(inside.script(_PACKAGE, "prove.sh"), {"prove.py": text(_PACKAGE, "programs/prove.py")})
