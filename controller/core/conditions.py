@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.next_steps import Judged, Next
-from controller.core.words import Block, Drift, Skipped, Step, Unseen, Wait
+from controller.core.words import Block, Drift, InSync, Skipped, Step, Unseen, Wait
 from controller.spec.ref import Ref
 
 
@@ -74,10 +74,20 @@ def _of_chain(
         why = next((judged.verdict.why for judged in chain if isinstance(judged.verdict, Skipped)), "")
         return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in _OF_ALL)
     return (
-        Condition(Type.READY, Status.TRUE, IN_SYNC, "everything is as the spec says"),
+        Condition(Type.READY, Status.TRUE, IN_SYNC, _all_right(ref, chain)),
         Condition(Type.RECONCILING, Status.FALSE, IN_SYNC, ""),
         Condition(Type.STALLED, Status.FALSE, IN_SYNC, ""),
     )
+
+
+def _all_right(ref: Ref, chain: Sequence[Judged]) -> str:
+    """What is said of an object that is as it should be: of a server, what there is to know all the same."""
+    notes = [
+        f"{judged.layer}: {judged.verdict.note}"
+        for judged in chain
+        if ref.kind == "ModelServer" and isinstance(judged.verdict, InSync) and judged.verdict.note
+    ]
+    return "; ".join(["everything is as the spec says", *notes])
 
 
 def _rolled_back(chain: Sequence[Judged], ready: Condition) -> Condition:

@@ -1,4 +1,4 @@
-"""The Hub of a simulated fleet: what it says of the models that the fleet's file has under ``hub``."""
+"""The Hub of a simulated fleet: what it says of the models that the fleet's file has under ``hub``; and back again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from controller.facts.hub import Description, NotDescribed, RepoFile, Trouble
-from controller.layers.shared.truth import Fleet, Model
+from controller.layers.shared.truth import Fleet, Model, WeightFile
 
 INDEX = "model.safetensors.index.json"
 
@@ -27,13 +27,33 @@ def described(fleet: Fleet, repo: str, revision: str) -> Description | NotDescri
     return Description(repo, revision, model.revision, files, config, int(total))
 
 
+def as_truth(told: Description) -> Model:
+    """A model of a simulated Hub that is described as this one is."""
+    files = {file.path: WeightFile(file.size, file.size, sha256=file.sha256, blob=file.blob) for file in told.files}
+    index = {"metadata": {"total_size": told.weight_bytes}}
+    texts = {"config.json": json.dumps(told.config), INDEX: json.dumps(index)}
+    return Model(told.repo, told.commit, files, texts if told.config else {INDEX: texts[INDEX]})
+
+
 def manifest(model: Model) -> tuple[RepoFile, ...]:
     """The files of a model as the Hub lists them: those that are not text are in LFS, and have a SHA-256."""
-    listed = [_listed(model, path, file.whole) for path, file in model.files.items()]
+    listed = [
+        RepoFile(path, file.whole, file.sha256, file.blob)
+        if file.sha256 or file.blob
+        else _listed(model, path, file.whole)
+        for path, file in model.files.items()
+    ]
     written = [
-        _listed(model, path, len(text.encode())) for path, text in model.texts.items() if path not in model.files
+        _listed(model, path, len(text.encode()))
+        for path, text in model.texts.items()
+        if path not in model.files and (path != INDEX or not _is_of_a_snapshot(model))
     ]
     return tuple(sorted((*listed, *written), key=lambda file: file.path))
+
+
+def _is_of_a_snapshot(model: Model) -> bool:
+    """Whether the manifest is a real one: an index that it lacks is there for its total alone."""
+    return any(file.sha256 or file.blob for file in model.files.values())
 
 
 def _listed(model: Model, path: str, size: int) -> RepoFile:

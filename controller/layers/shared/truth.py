@@ -123,6 +123,8 @@ class WeightFile:
     whole: int
     sound: bool = True
     mtime: int = 0
+    sha256: str = ""  # on the Hub, as those of a snapshot are; made up where it is not given
+    blob: str = ""
 
 
 @dataclass(slots=True)

@@ -16,11 +16,14 @@ from controller.layers import server_fit
 from controller.layers.order import ORDER
 from controller.layers.server_fit.reasons import Reason
 from controller.layers.server_weights.facts import AllWeights, Weights, WeightsHere
+from controller.layers.shared.hub_truth import described
 from controller.layers.shared.truth import Fleet, Model, WeightFile
 from controller.report.fit import fit_report, fit_text
 from controller.run.eyes import Eyes
 from controller.spec.ref import Ref
 from controller.world.sim import SimWorld
+from controller.world.sim import file as simfile
+from controller.world.sim.snapshot import snapshot
 from tests.layers.servers import COMMIT, FLEET, document, specs
 from tests.plugins import configs
 from tests.plugins.servers import QWEN_27B
@@ -229,3 +232,23 @@ def test_the_report_says_why_there_is_no_sum() -> None:
     assert report.outcome == "unknown"
     assert "no route to host" in report.message
     assert "no route to host" in fit_text(report)
+
+
+def test_a_snapshot_has_the_models_that_the_hub_told_of() -> None:
+    view = seen(document(serve=STORY))
+    taken = simfile.load(snapshot(view.facts, view.specs), "taken.sim.yaml")
+    wanted = view.specs.servers["qwen"]
+    again = described(taken, REPO, COMMIT)
+    assert again == view.facts["kpro5"].section("hub").value.of(REPO, COMMIT)  # type: ignore[union-attr,attr-defined]
+    eyes = Eyes(SimWorld(taken), ORDER, view.specs)
+    eyes.look(view.specs.hosts)
+    assert fit_report(View(view.specs, eyes.facts), wanted) == fit_report(view, wanted)
+
+
+def test_what_there_is_to_know_of_a_server_that_is_right_is_said() -> None:
+    ref = Ref("ModelServer", "qwen")
+    following = next_steps(ORDER, seen(document(serve=STORY)))
+    alone = dataclasses.replace(following, judged=tuple(j for j in following.judged if j.layer == "server.fit"))
+    ready = conditions.of_object(ref, alone, {}, {})[0]
+    assert ready.status == "True"
+    assert "less than one request of 262,144" in ready.message
