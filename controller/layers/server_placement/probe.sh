@@ -9,7 +9,7 @@ servers() {
 			name=${path##*/}
 			case $way:$name in
 			/opt/reconcile/server:*) what=server ;;
-			*-watch.service) continue ;;
+			*-watch.service | *:reconcile-gpus.service) continue ;; # of a server's watch; of host.boot
 			*.wants:reconcile-?*.service) what=enabled ;;
 			*/system:reconcile-?*.service) what=unit ;;
 			*) continue ;;

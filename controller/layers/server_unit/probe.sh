@@ -13,7 +13,7 @@ units() {
 	for path in "$inside"/etc/systemd/system/reconcile-?*.service; do
 		name=${path##*/reconcile-}
 		name=${name%.service}
-		case $name in *-watch | '' | *[!a-z0-9._-]*) continue ;; esac
+		case $name in *-watch | gpus | '' | *[!a-z0-9._-]*) continue ;; esac # of a server's watch; of host.boot
 		[ -d "$inside/opt/reconcile/server/$name" ] || tell "$name"
 	done
 }
