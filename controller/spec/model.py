@@ -609,6 +609,8 @@ class Weights(Model):
     """The Hub's token, for a repository that asks for one."""
     draft: Draft | None = None
     """A draft model for speculative decoding."""
+    stalled_after: Duration = timedelta(minutes=2)
+    """How long a download may bring next to nothing before it is killed and gone on with another way."""
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:

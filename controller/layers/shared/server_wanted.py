@@ -21,7 +21,8 @@ def asked(server: ModelServer, gpus: Sequence[str], environment: str) -> str:
     """The digest of what is asked: ``gpus`` are UUIDs, ``environment`` is the environment's digest. 64 hex digits."""
     spec = server.model_dump(mode="json", exclude_defaults=True, include=set(ASKED))
     if isinstance(model := spec.get("model"), dict):
-        model.pop("token", None)  # how it is fetched changes nothing of what runs
+        for way in ("token", "stalled_after"):
+            model.pop(way, None)  # how it is fetched changes nothing of what runs
     if isinstance(engine := spec.get("engine"), dict):
         for way in ("index_url", "wheels"):
             engine.pop(way, None)
