@@ -341,9 +341,12 @@ class Figures:
     why_not: str = ""
 
 
-def measure(asker: Asker, runs: int = 2) -> Figures:
-    """How fast one stream is, while nobody else is served; the best of a few runs, since others only ever slow it."""
-    figures = Figures()
+def measure(asker: Asker, runs: int = 2, figures: Figures | None = None) -> Figures:
+    """How fast one stream is, while nobody else is served; the best of a few runs, since others only ever slow it.
+
+    ``figures`` are those of earlier runs, which this one is to better.
+    """
+    figures = figures or Figures()
     for _ in range(runs):
         if (why := _busy(asker)) or (why := _one_run(asker, figures)):
             figures.why_not = why
@@ -430,7 +433,7 @@ def judge_figures(figures: Figures, settings: dict[str, Any], earlier: list[floa
         found.append(Found("speed", "failed", f"{speed:.1f} tokens/s, at least {least:g} asked for", "too-slow"))
     elif most is not None and speed > most:
         found.append(Found("speed", "failed", f"{speed:.1f} tokens/s, at most {most:g} believed", "too-fast"))
-    elif before is not None and speed < before / 2:
+    elif before is not None and speed < min(before / 2, *earlier):
         said = f"{speed:.1f} tokens/s, {before:.1f} were usual with the same files"
         found.append(Found("speed", "failed", said, "slower-than-before"))
     else:
