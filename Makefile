@@ -1,6 +1,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 PYTEST := .venv/bin/python -m pytest
+# Much of the lab's time is waiting. Each worker has a lab of its own.
+WORKERS := -n 3 --dist worksteal
 
 .PHONY: help
 help: ## Show what there is
@@ -16,7 +18,7 @@ test: ## Everything that can be tested here; the lab too when root
 	@scripts/setup dev
 	@if [ "$$(id -u)" -eq 0 ]; then tests/lab/install-packages.sh; fi
 	@$(MAKE) --no-print-directory lint
-	@$(PYTEST) $(PYTEST_ARGS)
+	@$(PYTEST) $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: test-vm
 test-vm: ## Binding and boot on a real kernel in a virtual machine: root, ten minutes

@@ -8,19 +8,22 @@ from controller.core.words import Step
 from controller.spec.model import Limits
 
 
-def batch(ready: Iterable[Step], limits: Limits, busy: frozenset[str] = frozenset()) -> tuple[Step, ...]:
-    """The first steps, in order, that overlap neither with each other nor with ``busy`` hosts, within the limits.
+def batch(
+    ready: Iterable[Step], limits: Limits, busy: frozenset[str] = frozenset(), at_work: Sequence[Step] = ()
+) -> tuple[Step, ...]:
+    """The first steps, in order, that overlap neither with each other or those ``at_work``, nor on ``busy`` hosts.
 
     What is at work on a busy host counts as a step that disrupts: nobody can say that it does not.
     """
     chosen: list[Step] = []
-    hosts: set[str] = set(busy)
+    hosts = {*busy, *(host for step in at_work for host in step.hosts)}
     for step in ready:
         if hosts & kept_apart(step.hosts, limits.never_together):
             continue
-        if any(step.object == other.object or _share(step, other) for other in chosen):
+        beside = (*at_work, *chosen)
+        if any(step.object == other.object or _share(step, other) for other in beside):
             continue
-        if step.disrupts and len(busy) + sum(1 for other in chosen if other.disrupts) >= limits.disruptive_at_once:
+        if step.disrupts and len(busy) + sum(1 for other in beside if other.disrupts) >= limits.disruptive_at_once:
             continue
         chosen.append(step)
         hosts |= set(step.hosts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.next_steps import Judged, Next
+from controller.core.suspension import SUSPENDED, Suspension
 from controller.core.words import Block, Drift, InSync, Skipped, Step, Unseen, Wait
 from controller.spec.ref import Ref
 
@@ -25,11 +26,13 @@ class Type(StrEnum):
     READY = "Ready"
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
+    SUSPENDED = "Suspended"
     ROLLED_BACK = "RolledBack"
     """Of a server: the last good engine and flags are there in place of those that the spec asks for, which failed."""
 
 
-_OF_ALL = (Type.READY, Type.RECONCILING, Type.STALLED)
+LOOKED_AT = (Type.READY, Type.RECONCILING, Type.STALLED)
+"""What can be Unknown: it is told from facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,13 @@ NOT_PERMITTED = "permission-missing"
 STEP_FAILED = "step-failed"
 ROLLED_BACK = "rolled-back"
 """The reason of the drift that is left when the last good one was put back."""
+NOT_SUSPENDED = "not-suspended"
+SPEC_ERRORS = "spec-errors"
+BREAKER_OPEN = "breaker-open"
+
+
+Stops = Mapping[str, tuple[str, str]]
+"""Why steps are not begun, by the step's id: a closed reason and a message."""
 
 
 def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapping[str, str]) -> tuple[Condition, ...]:
@@ -55,24 +65,25 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
 
     ``lacking`` maps the id of a step to the permissions that it waits for, ``failed`` to how it failed.
     """
-    chain = [judged for judged in upcoming.judged if judged.object == ref]
-    found = _of_chain(ref, chain, lacking, failed)
+    return of_all([ref], upcoming, lacking, failed)[ref]
+
+
+def _of_chain(ref: Ref, chain: Sequence[Judged], stops: Stops) -> tuple[Condition, ...]:
+    found = _of_layers(ref, chain, stops)
     return (*found, _rolled_back(chain, found[0])) if ref.kind == "ModelServer" else found
 
 
-def _of_chain(
-    ref: Ref, chain: Sequence[Judged], lacking: Mapping[str, str], failed: Mapping[str, str]
-) -> tuple[Condition, ...]:
+def _of_layers(ref: Ref, chain: Sequence[Judged], stops: Stops) -> tuple[Condition, ...]:
     for judged in sorted(chain, key=_is_told_only):  # what is at work, or stuck, before what is only told
         match judged.verdict:
             case Unseen(reason, message):
-                return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in _OF_ALL)
+                return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in LOOKED_AT)
             case Drift() as drift:
-                return _of_drift(judged.layer, drift, lacking, failed)
+                return _of_drift(judged.layer, drift, stops)
     if ref.kind != "Host" and chain and all(isinstance(judged.verdict, Skipped) for judged in chain):
         # Nobody looked: a container on a host in maintenance is not ready because nothing is said against it.
         why = next((judged.verdict.why for judged in chain if isinstance(judged.verdict, Skipped)), "")
-        return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in _OF_ALL)
+        return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in LOOKED_AT)
     return (
         Condition(Type.READY, Status.TRUE, IN_SYNC, _all_right(ref, chain)),
         Condition(Type.RECONCILING, Status.FALSE, IN_SYNC, ""),
@@ -105,14 +116,15 @@ def _is_told_only(judged: Judged) -> bool:
     return isinstance(verdict, Drift) and isinstance(verdict.remedy, Block) and not verdict.remedy.holds
 
 
-def _of_drift(layer: str, drift: Drift, lacking: Mapping[str, str], failed: Mapping[str, str]) -> tuple[Condition, ...]:
+def _of_drift(layer: str, drift: Drift, stops: Stops) -> tuple[Condition, ...]:
     ready = Condition(Type.READY, Status.FALSE, drift.reason, f"{layer}: {drift.message}")
-    stalled = _why_stalled(drift.remedy, lacking, failed)
+    stalled = _why_stalled(drift.remedy, stops)
     if stalled is not None:
         return (
             ready,
             Condition(Type.RECONCILING, Status.FALSE, *stalled),
-            Condition(Type.STALLED, Status.TRUE, *stalled),
+            # What somebody has suspended is not stalled: it is as they want it.
+            Condition(Type.STALLED, Status.FALSE if stalled[0] == SUSPENDED else Status.TRUE, *stalled),
         )
     return (
         ready,
@@ -121,21 +133,39 @@ def _of_drift(layer: str, drift: Drift, lacking: Mapping[str, str], failed: Mapp
     )
 
 
-def _why_stalled(
-    remedy: Step | Block | Wait, lacking: Mapping[str, str], failed: Mapping[str, str]
-) -> tuple[str, str] | None:
+def _why_stalled(remedy: Step | Block | Wait, stops: Stops) -> tuple[str, str] | None:
     match remedy:
         case Block() as block:
             return block.reason, f"{block.message}; {block.needs}"
-        case Step() as step if step.id in failed:
-            return STEP_FAILED, failed[step.id]
-        case Step() as step if step.id in lacking:
-            return NOT_PERMITTED, f"waits for {lacking[step.id]}"
+        case Step() as step:
+            return stops.get(step.id)
     return None
 
 
 def of_all(
-    refs: Sequence[Ref], upcoming: Next, lacking: Mapping[str, str], failed: Mapping[str, str]
+    refs: Sequence[Ref],
+    upcoming: Next,
+    lacking: Mapping[str, str],
+    failed: Mapping[str, str],
+    stopped: Stops | None = None,
+    suspensions: Mapping[Ref, Suspension] | None = None,
 ) -> dict[Ref, tuple[Condition, ...]]:
-    """The conditions of many objects."""
-    return {ref: of_object(ref, upcoming, lacking, failed) for ref in refs}
+    """The conditions of many objects; ``stopped`` are steps that are not begun for other reasons than these two.
+
+    A step that is held by one of ``suspensions`` is in ``stopped`` (``suspension.stopped``).
+    """
+    stops: dict[str, tuple[str, str]] = {step: (NOT_PERMITTED, f"waits for {what}") for step, what in lacking.items()}
+    stops.update({step: (STEP_FAILED, how) for step, how in failed.items()})
+    stops.update(stopped or {})
+    chains: dict[Ref, list[Judged]] = {ref: [] for ref in refs}
+    for judged in upcoming.judged:
+        if judged.object in chains:
+            chains[judged.object].append(judged)
+    held = suspensions or {}
+    return {ref: (*_of_chain(ref, chain, stops), _suspended(held.get(ref))) for ref, chain in chains.items()}
+
+
+def _suspended(suspension: Suspension | None) -> Condition:
+    if suspension is None:
+        return Condition(Type.SUSPENDED, Status.FALSE, NOT_SUSPENDED, "")
+    return Condition(Type.SUSPENDED, Status.TRUE, SUSPENDED, str(suspension))

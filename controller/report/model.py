@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from controller.core import observe
 from controller.core.conditions import Condition
 from controller.core.next_steps import Judged, Next
 from controller.core.permissions import Grants
 from controller.core.plan import Plan, Planned
+from controller.core.suspension import Suspension, stopped
 from controller.core.view import View
 from controller.core.words import Block, Drift, InSync, NotKnown, Skipped, Step, Unseen, Wait
 from controller.facts.units import Job
@@ -20,7 +23,9 @@ from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.kernel.facts import KernelFacts
 from controller.layers.power.facts import PowerFacts
 from controller.run.drain import Drain
-from controller.run.once import Ended, Report
+from controller.run.ended import Ended
+from controller.run.memory import Backoff, Drifting, Kept, Key
+from controller.run.once import Report
 from controller.spec.model import GpuOwner, Lifecycle, Specs
 from controller.spec.policy import Mode, Permission
 from controller.spec.ref import Ref
@@ -41,13 +46,14 @@ class _Row(BaseModel):
 
 
 class DriftRow(_Row):
-    """A layer's difference between spec and facts."""
+    """A layer's difference between spec and facts; ``since`` (UNIX seconds) where it is remembered."""
 
     object: str
     layer: str
     reason: str
     message: str
     evidence: dict[str, str]
+    since: float | None = None
 
 
 class PermissionRow(_Row):
@@ -59,7 +65,10 @@ class PermissionRow(_Row):
 
 
 class StepRow(_Row):
-    """A step of the predicted chain. ``requires`` are ids of steps that come before it."""
+    """A step of the predicted chain.
+
+    ``requires`` are ids of steps that come before it; ``suspended`` says which suspension holds it, if one does.
+    """
 
     id: str
     hosts: list[str]
@@ -74,6 +83,7 @@ class StepRow(_Row):
     provisional: bool
     diff: str
     script: str | None = None
+    suspended: str | None = None
 
 
 class BlockedRow(_Row):
@@ -152,12 +162,13 @@ class NextBootReport(_Row):
 
 
 class ConditionRow(_Row):
-    """One condition of an object."""
+    """One condition of an object; ``since`` (UNIX seconds) is when its status last changed, if that is remembered."""
 
     type: str
     status: str
     reason: str
     message: str
+    since: float | None
 
 
 class ObjectRow(_Row):
@@ -185,14 +196,18 @@ class RunningRow(_Row):
 
 
 class StatusReport(_Row):
-    """What ``reconcile status -o json`` prints."""
+    """What ``reconcile status -o json`` prints. ``at`` is when, in UNIX seconds."""
 
+    at: float
     objects: list[ObjectRow]
     running: list[RunningRow]
 
 
 class LayerRow(_Row):
-    """A layer of an object. ``verdict`` is ok, skipped, unknown or drift; ``waits_for`` what comes next, or has to."""
+    """A layer of an object. ``verdict`` is ok, skipped, unknown or drift; ``waits_for`` what comes next, or has to.
+
+    ``since`` (UNIX seconds) is when it began to drift, where that is remembered.
+    """
 
     object: str
     layer: str
@@ -201,14 +216,18 @@ class LayerRow(_Row):
     message: str
     evidence: dict[str, str]
     waits_for: str
+    since: float | None = None
 
 
 class WhyReport(_Row):
     """What ``reconcile why -o json`` prints: the layers of an object and of what it stands on, lowest first.
 
-    ``first`` is the first one that is not right, None when all are.
+    ``first`` is the first one that is not right, None when all are. ``suspended`` are the suspensions of the object and
+    of what it stands on. ``at`` is when, in UNIX seconds.
     """
 
+    at: float
+    suspended: list[str]
     object: str
     first: LayerRow | None
     layers: list[LayerRow]
@@ -230,7 +249,7 @@ class OnceReport(_Row):
     """What ``reconcile --once -o json`` prints.
 
     ``failed``: ids of steps that were given up, and how they failed. ``waiting_for_window``: ids of steps, and which
-    maintenance window they wait for.
+    maintenance window they wait for. ``suspended``: ids of steps, and which suspension holds them.
     """
 
     performed: list[PerformedRow]
@@ -239,6 +258,7 @@ class OnceReport(_Row):
     blocked: list[BlockedRow]
     waiting_for_permission: list[str]
     waiting_for_window: dict[str, str]
+    suspended: dict[str, str]
     reported_only: list[str]
     waiting: list[WaitRow]
     unknown: list[UnknownRow]
@@ -398,10 +418,240 @@ class DrainReport(_Row):
     guests_in_no_spec: list[str]
 
 
+class SinceRow(_Row):
+    """A condition of an object, since when its status is so, and the digest of the spec that it is about."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: float
+    spec_digest: str
+
+
+class DriftingRow(_Row):
+    """A layer that is not right. ``cause``: intentional (the spec changed) or corrective (the world did)."""
+
+    layer: str
+    reason: str
+    message: str
+    evidence: dict[str, str]
+    cause: str | None
+    since: float | None
+
+
+class PendingRow(_Row):
+    """What an object waits for in a layer: permission, window, backoff, budget, job or blocked; and what exactly."""
+
+    layer: str
+    waiting_for: str
+    message: str
+
+
+class SuspendedRow(_Row):
+    """That an object is left alone: until when (None: until somebody resumes it), by whom and why."""
+
+    until: float | None
+    by: str
+    reason: str
+    at: float
+
+
+class PresentRow(_Row):
+    """An object as the controller sees it. ``unknown`` are the layers that could not be judged."""
+
+    object: str
+    host: str
+    mode: str
+    conditions: list[SinceRow]
+    drift: list[DriftingRow]
+    unknown: list[UnknownRow]
+    pending: list[PendingRow]
+    suspended: SuspendedRow | None
+    backoff_seconds: float
+    last_success: float | None
+
+
+class LookedRow(_Row):
+    """How a host was last looked at: whether it answered, when it last did, and how many seconds the look took."""
+
+    host: str
+    up: bool
+    last_seen: float | None
+    observe_seconds: float | None
+
+
+class FollowedRow(_Row):
+    """The specs that are followed: their git commit, when they were last read without an error, and errors now."""
+
+    commit: str
+    dirty: bool
+    loaded: float | None
+    errors: list[ErrorRow]
+
+
+class ControllerReport(_Row):
+    """What a running controller answers at ``/status``. Times are UNIX seconds.
+
+    ``healthy``: the loop moves. ``ready``: specs are loaded, and every host was looked at once. ``notes`` are for
+    people.
+    """
+
+    version: str
+    healthy: bool
+    ready: bool
+    last_pass: float | None
+    specs: FollowedRow
+    hosts: list[LookedRow]
+    objects: list[PresentRow]
+    running: list[RunningRow]
+    notes: list[str]
+
+
+class EventRow(_Row):
+    """Something that happened. ``number`` counts up; ``at`` is in UNIX seconds, ``seconds`` how long a step took.
+
+    ``kind``: step-started, step-ended, condition, spec, approval, suspension, breaker, controller. ``cause``:
+    intentional (the spec changed) or corrective (the world did).
+    """
+
+    number: int
+    at: float
+    kind: str
+    object: str | None
+    layer: str
+    action: str
+    step: str
+    cause: str
+    result: str
+    message: str
+    spec_digest: str
+    commit: str
+    seconds: float | None
+
+
+class EventsReport(_Row):
+    """What ``reconcile events -o json`` prints; with ``--follow``, one such object a line for each event."""
+
+    events: list[EventRow]
+
+
+class AppliedRow(_Row):
+    """A spec of an object that was applied. Times are in UNIX seconds.
+
+    ``outcome``: applying, reached, failed or superseded.
+    ``diff`` is against the spec before it, where ``--diff`` asks for it.
+    """
+
+    object: str
+    spec_digest: str
+    commit: str
+    at: float
+    outcome: str
+    outcome_at: float
+    spec: dict[str, JsonValue]
+    diff: str | None
+
+
+class HistoryReport(_Row):
+    """What ``reconcile history -o json`` prints; the last one first."""
+
+    applied: list[AppliedRow]
+
+
+class ApprovalRow(_Row):
+    """A permission for one step: ``of`` what object, in which layer, for which reason. Times are in UNIX seconds."""
+
+    id: str
+    permission: str
+    object: str
+    of: str
+    layer: str
+    action: str
+    reason: str
+    summary: str
+    until: float | None
+    why: str
+    by: str
+    at: float
+
+
+class ApproveReport(_Row):
+    """What ``reconcile approve -o json`` prints: the steps that were shown, and the approvals that were given.
+
+    Without an argument: no steps, and the approvals in force.
+    """
+
+    steps: list[StepRow]
+    approvals: list[ApprovalRow]
+
+
+class SuspensionRow(_Row):
+    """An object that is left alone. Times are in UNIX seconds; ``until`` None: until somebody resumes it."""
+
+    object: str
+    until: float | None
+    reason: str
+    by: str
+    at: float
+
+
+class SuspensionsReport(_Row):
+    """What ``reconcile suspend`` and ``resume`` print with ``-o json``: the suspensions in force afterwards."""
+
+    suspensions: list[SuspensionRow]
+
+
+class WaitReport(_Row):
+    """What ``reconcile wait -o json`` prints: the condition at the end, and whether it was the one asked for."""
+
+    object: str
+    condition: ConditionRow
+    wanted: str
+    reached: bool
+    seconds: float
+
+
+class GpuRow(_Row):
+    """A card of a host. Memory in bytes, None where nobody tells.
+
+    ``owner`` is what the spec says: containers, vms, host, or "" for a card that it does not list. ``driver`` is the
+    one it is bound to, "" for none. ``containers`` and ``servers`` are to have it; ``guests`` have it by their configs.
+    ``pending`` is what differs, in words.
+    """
+
+    host: str
+    pci: str
+    model: str
+    uuid: str
+    memory_used: int | None
+    memory_total: int | None
+    owner: str
+    driver: str
+    containers: list[str]
+    servers: list[str]
+    guests: list[str]
+    pending: list[str]
+
+
+class GpusReport(_Row):
+    """What ``reconcile gpus -o json`` prints. ``unknown``: hosts whose cards could not be observed."""
+
+    gpus: list[GpuRow]
+    unknown: list[UnknownRow]
+
+
 Printed = (
     PlanReport
+    | EventsReport
+    | HistoryReport
+    | ApproveReport
+    | SuspensionsReport
+    | WaitReport
+    | GpusReport
     | DrainReport
     | NextBootReport
+    | ControllerReport
     | OnceReport
     | StatusReport
     | WhyReport
@@ -414,8 +664,15 @@ Printed = (
 PRINTED: Mapping[str, type[Printed]] = {
     "plan": PlanReport,
     "next-boot": NextBootReport,
+    "controller": ControllerReport,
     "once": OnceReport,
     "status": StatusReport,
+    "gpus": GpusReport,
+    "events": EventsReport,
+    "history": HistoryReport,
+    "approve": ApproveReport,
+    "suspend": SuspensionsReport,
+    "wait": WaitReport,
     "drain": DrainReport,
     "why": WhyReport,
     "fit": FitReport,
@@ -426,14 +683,51 @@ PRINTED: Mapping[str, type[Printed]] = {
 }
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """What of the controller's memory is shown beside what is seen now, ``at`` a time in UNIX seconds."""
+
+    at: float
+    conditions: Mapping[Ref, Sequence[Kept]]
+    drifts: Mapping[tuple[Ref, str], Drifting]
+    suspensions: Mapping[Ref, Suspension]
+    backoffs: Mapping[Key, Backoff]
+
+    def since(self, ref: Ref, condition: Condition) -> float | None:
+        """Since when a condition has the status that it has, None when that was not seen to begin."""
+        kept = next((kept for kept in self.conditions.get(ref, ()) if kept.type == condition.type), None)
+        return kept.since if kept is not None and kept.status == condition.status else None
+
+    def since_drift(self, judged: Judged) -> float | None:
+        """Since when a layer is not right, None when that was not seen to begin."""
+        drifting = self.drifts.get((judged.object, judged.layer))
+        return drifting.since if drifting is not None else None
+
+    def tried(self, drift: Drift) -> str:
+        """How often a running controller has tried to put a drift right in vain, and how that ended; "" if never."""
+        step = drift.remedy
+        backoff = self.backoffs.get((step.object, step.layer, step.action)) if isinstance(step, Step) else None
+        if backoff is None or not backoff.message:
+            return ""
+        times = "once" if backoff.tries == 1 else f"{backoff.tries} times"
+        return f"failed {times}, is tried again in {max(0.0, backoff.until - self.at):.0f} s: {backoff.message}"
+
+
 def plan_report(
-    plan: Plan, specs: Specs, facts: FleetFacts, grants: Grants, wanted: Callable[[Ref, str], bool], scripts: bool
+    plan: Plan,
+    specs: Specs,
+    facts: FleetFacts,
+    grants: Grants,
+    wanted: Callable[[Ref, str], bool],
+    scripts: bool,
+    suspensions: Mapping[Ref, Suspension] = MappingProxyType({}),
 ) -> PlanReport:
     """The plan as rows; ``wanted`` narrows it to some layers of some objects."""
     drift = [
         drift_row(j, j.verdict) for j in plan.now.judged if isinstance(j.verdict, Drift) and wanted(j.object, j.layer)
     ]
-    steps = [_step_row(p, grants, scripts) for p in plan.steps if wanted(p.step.object, p.step.layer)]
+    held = stopped((p.step for p in plan.steps), suspensions, specs)
+    steps = [step_row(p, grants, scripts, held) for p in plan.steps if wanted(p.step.object, p.step.layer)]
     blocked = blocked_rows(plan.then, wanted)
     unknown = unknown_rows(plan.now, wanted)
     refs = {ref for obj in specs if wanted(ref := obj.ref, "")}
@@ -470,6 +764,7 @@ def once_report(
         blocked=blocked_rows(done.upcoming, wanted),
         waiting_for_permission=list(dict.fromkeys(str(d) for s in lacking for d in grants.missing(s))),
         waiting_for_window=done.closed,
+        suspended=done.suspended,
         reported_only=list(dict.fromkeys(str(s.object) for s in lacking if not grants.missing(s))),
         waiting=wait_rows(done.upcoming, wanted),
         unknown=unknown_rows(done.upcoming, asked),
@@ -477,14 +772,22 @@ def once_report(
     )
 
 
-def why_report(ref: Ref, parts: Sequence[Ref], upcoming: Next, grants: Grants) -> WhyReport:
+def why_report(
+    ref: Ref,
+    parts: Sequence[Ref],
+    upcoming: Next,
+    grants: Grants,
+    remembered: Remembered,
+) -> WhyReport:
     """The layers of an object; ``parts`` are it and what it stands on, the lowest first."""
-    layers = [_layer_row(j, grants) for part in parts for j in upcoming.judged if j.object == part]
+    held = stopped(upcoming.ready, remembered.suspensions, grants.specs)
+    layers = [_layer_row(j, grants, held, remembered) for part in parts for j in upcoming.judged if j.object == part]
     first = next((row for row in layers if row.verdict in ("unknown", "drift")), None)
-    return WhyReport(object=str(ref), first=first, layers=layers)
+    suspended = [str(remembered.suspensions[part]) for part in parts if part in remembered.suspensions]
+    return WhyReport(at=remembered.at, object=str(ref), first=first, layers=layers, suspended=suspended)
 
 
-def _layer_row(judged: Judged, grants: Grants) -> LayerRow:
+def _layer_row(judged: Judged, grants: Grants, held: Mapping[str, tuple[str, str]], remembered: Remembered) -> LayerRow:
     verdict, reason, message, evidence, waits_for = "ok", "", "", {}, ""
     match judged.verdict:
         case InSync(note):
@@ -495,7 +798,7 @@ def _layer_row(judged: Judged, grants: Grants) -> LayerRow:
             verdict, reason, message = "unknown", why, what
         case Drift() as drift:
             verdict, reason, message, evidence = "drift", drift.reason, drift.message, dict(drift.evidence)
-            waits_for = remedy(drift, judged.held, grants)
+            waits_for = remedy(drift, judged.held, grants, held, remembered.tried(drift))
     return LayerRow(
         object=str(judged.object),
         layer=judged.layer,
@@ -504,11 +807,21 @@ def _layer_row(judged: Judged, grants: Grants) -> LayerRow:
         message=message,
         evidence=evidence,
         waits_for=waits_for,
+        since=remembered.since_drift(judged) if verdict == "drift" else None,
     )
 
 
-def remedy(drift: Drift, held: str, grants: Grants) -> str:
-    """What will be done about a drift, or has to be, in words."""
+def remedy(
+    drift: Drift,
+    held: str,
+    grants: Grants,
+    suspended: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    tried: str = "",
+) -> str:
+    """What will be done about a drift, or has to be, in words.
+
+    ``suspended`` says what suspension holds a step, ``tried`` how often it was tried in vain.
+    """
     match drift.remedy:
         case Block(_, message, needs):
             return f"blocked: {message}. To do: {needs}"
@@ -516,10 +829,14 @@ def remedy(drift: Drift, held: str, grants: Grants) -> str:
             return f"waits for a {what}: {message}"
         case Step() as step if held:
             return f"waits for {held}; then: {step.summary}"
+        case Step() as step if step.id in suspended:
+            return f"waits, as {suspended[step.id][1]}; then: {step.summary}"
         case Step() as step if missing := grants.missing(step):
             return f"waits for a permission: {', '.join(map(str, missing))}; then: {step.summary}"
         case Step() as step if not grants.may(step):
             return f"waits for policy: {{mode: enforce}} in {step.object}; then: {step.summary}"
+        case step if tried:
+            return f"{tried}; then: {step.summary}"
         case step:
             return f"next: {step.summary}"
 
@@ -592,7 +909,11 @@ def drain_report(found: Drain, specs: Specs) -> DrainReport:
 
 
 def status_report(
-    specs: Specs, upcoming: Next, conditions: Mapping[Ref, Sequence[Condition]], running: Sequence[RunningRow]
+    specs: Specs,
+    upcoming: Next,
+    conditions: Mapping[Ref, Sequence[Condition]],
+    running: Sequence[RunningRow],
+    remembered: Remembered,
 ) -> StatusReport:
     """The conditions of every object that ``conditions`` names, and what is at work on their hosts."""
     rows = []
@@ -606,15 +927,24 @@ def status_report(
                 host=_host_of(specs, ref),
                 mode=obj.policy.mode,
                 conditions=[
-                    ConditionRow(type=c.type, status=c.status, reason=c.reason, message=c.message) for c in of_it
+                    ConditionRow(
+                        type=c.type,
+                        status=c.status,
+                        reason=c.reason,
+                        message=c.message,
+                        since=remembered.since(ref, c),
+                    )
+                    for c in of_it
                 ],
                 drift=[
-                    drift_row(j, j.verdict) for j in upcoming.judged if j.object == ref and isinstance(j.verdict, Drift)
+                    drift_row(j, j.verdict, remembered.since_drift(j))
+                    for j in upcoming.judged
+                    if j.object == ref and isinstance(j.verdict, Drift)
                 ],
             )
         )
     hosts = {row.host for row in rows}
-    return StatusReport(objects=rows, running=[row for row in running if row.host in hosts])
+    return StatusReport(at=remembered.at, objects=rows, running=[row for row in running if row.host in hosts])
 
 
 def unknown_rows(upcoming: Next, wanted: Callable[[Ref, str], bool]) -> list[UnknownRow]:
@@ -657,7 +987,7 @@ def _performed_row(ended: Ended) -> PerformedRow:
     )
 
 
-def drift_row(judged: Judged, drift: Drift) -> DriftRow:
+def drift_row(judged: Judged, drift: Drift, since: float | None = None) -> DriftRow:
     """One drift."""
     return DriftRow(
         object=str(judged.object),
@@ -665,6 +995,7 @@ def drift_row(judged: Judged, drift: Drift) -> DriftRow:
         reason=drift.reason,
         message=drift.message,
         evidence=dict(drift.evidence),
+        since=since,
     )
 
 
@@ -673,7 +1004,10 @@ def all_right(upcoming: Next, wanted: Callable[[Ref, str], bool]) -> bool:
     return all(isinstance(j.verdict, InSync | Skipped) for j in upcoming.judged if wanted(j.object, j.layer))
 
 
-def _step_row(planned: Planned, grants: Grants, scripts: bool) -> StepRow:
+def step_row(
+    planned: Planned, grants: Grants, scripts: bool, held: Mapping[str, tuple[str, str]] = MappingProxyType({})
+) -> StepRow:
+    """A step of a plan; ``held`` says of steps which suspension holds them."""
     step = planned.step
     missing = set(grants.missing(step))
     return StepRow(
@@ -692,6 +1026,7 @@ def _step_row(planned: Planned, grants: Grants, scripts: bool) -> StepRow:
         provisional=step.provisional,
         diff=step.diff,
         script=f"# {step.script.name} {' '.join(step.args)}\n{step.script.text}" if scripts else None,
+        suspended=held[step.id][1] if step.id in held else None,
     )
 
 

@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgre
 from controller.core.words import Step
 from controller.report import text
 from controller.report.model import running_rows
+from controller.run.ended import Ended
 from controller.run.eyes import Eyes
-from controller.run.once import Clock, Ended
+from controller.run.once import Clock
 
 
 def _plain() -> bool:

@@ -22,7 +22,7 @@ from controller.report.model import (
     UnknownRow,
     WhyReport,
 )
-from controller.run.once import Ended, Result
+from controller.run.ended import Ended, Result
 from controller.world.keys import Shown
 
 # Control characters, halves of characters, and what breaks a line or turns the direction of text.
@@ -69,7 +69,7 @@ def plan_text(report: PlanReport) -> str:
         parts.extend(_drift(row) for row in report.drift)
     if report.steps:
         parts.append(heading("What would be done, in this order"))
-        parts.extend(_step(number, row) for number, row in enumerate(report.steps, 1))
+        parts.append(steps_text(report.steps))
     if report.blocked:
         parts.append(heading("What is blocked"))
         parts.extend(
@@ -113,6 +113,11 @@ def _drift(row: DriftRow) -> str:
     return "\n".join(lines)
 
 
+def steps_text(rows: Sequence[StepRow]) -> str:
+    """Steps, one after the other, each with what it needs."""
+    return "\n".join(_step(number, row) for number, row in enumerate(rows, 1))
+
+
 def _step(number: int, row: StepRow) -> str:
     mark = " (provisional)" if row.provisional else ""
     head = f"{row.action} {row.object} on {', '.join(row.hosts)}{mark}"
@@ -120,6 +125,8 @@ def _step(number: int, row: StepRow) -> str:
     for permission in row.permissions:
         given = click.style("given", fg="green") if permission.given else click.style("not given", fg="red")
         lines.append(f"     needs {permission.permission} of {permission.object}: {given}")
+    if row.suspended is not None:
+        lines.append(wrapped(row.suspended, "     waits: ", " " * 12))
     lines.extend("     | " + clean(line) for line in row.diff.splitlines())
     if row.script is not None:
         lines.extend("     # " + clean(line) for line in row.script.splitlines())
@@ -212,30 +219,44 @@ def status_text(report: StatusReport, messages: bool) -> str:
     more: list[str] = []
     for obj in report.objects:
         ready = next(c for c in obj.conditions if c.type == "Ready")
-        stalled = any(c.type == "Stalled" and c.status == "True" for c in obj.conditions)
+        true = [c.type for c in obj.conditions if c.status == "True"]
+        stalled = "suspended" if "Suspended" in true else "yes" if "Stalled" in true else ""
         colour = {"True": "green", "False": "yellow", "Unknown": "red"}[ready.status]
-        rows.append(
-            (obj.object, obj.host, click.style(ready.status, fg=colour), ready.reason, "yes" if stalled else "")
-        )
-        if messages and ready.status != "True":
-            telling = [c.message for c in obj.conditions if c is ready or (c.type == "Stalled" and c.status == "True")]
+        since = ago(report.at - ready.since) if ready.since is not None else ""
+        rows.append((obj.object, obj.host, click.style(ready.status, fg=colour), since, ready.reason, stalled))
+        if messages and (ready.status != "True" or stalled):
+            telling = [c.message for c in obj.conditions if c is ready or (c.type in true and c.type in _TELLING)]
             more += [f"{obj.object}:", *(wrapped(message) for message in dict.fromkeys(telling) if message)]
-    lines = [table(("OBJECT", "HOST", "READY", "REASON", "STALLED"), rows)]
+    head = ("OBJECT", "HOST", "READY", "SINCE", "REASON", "STALLED")
+    known = any(row[3] for row in rows)  # without a memory there is nothing to say
+    lines = [table(*((head, rows) if known else ((*head[:3], *head[4:]), [(*r[:3], *r[4:]) for r in rows])))]
     lines += [
         wrapped(f"{row.id} for {row.object}, {row.state}", f"at work on {row.host}: ", "  ") for row in report.running
     ]
     return "\n".join(lines + more)
 
 
+_TELLING = ("Stalled", "Suspended")
+
+
+def ago(seconds: float) -> str:
+    """How long something has been so, in its largest unit: 40s, 5m, 3h, 12d."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
 def why_text(report: WhyReport) -> str:
     """The layers of an object, one a line, with all that is known of those that are not right."""
-    lines = [f"{report.object}:"]
+    lines = [f"{report.object}:", *(wrapped(suspension) for suspension in report.suspended)]
     for row in report.layers:
         name = f"{row.object} {row.layer}"
         if row.verdict in ("ok", "skipped"):
             lines.append(wrapped(f"{name}: {row.message}" if row.message else name, f"  {row.verdict:<8} ", " " * 11))
             continue
-        lines.append(f"  {row.verdict:<8} {name}: {click.style(row.reason, fg=_VERDICT[row.verdict])}")
+        since = f", for {ago(report.at - row.since)}" if row.since is not None else ""
+        lines.append(f"  {row.verdict:<8} {name}: {click.style(row.reason, fg=_VERDICT[row.verdict])}{since}")
         lines.append(wrapped(row.message, " " * 11))
         lines += [wrapped(f"{key}: {value}", " " * 13, " " * 15) for key, value in row.evidence.items()]
         lines += [wrapped(row.waits_for, " " * 11)] if row.waits_for else []
@@ -298,6 +319,8 @@ def once_text(report: OnceReport, lacking: Sequence[tuple[Step, Sequence[Disrupt
             )
     for step_id, why in report.waiting_for_window.items():
         lines.append(wrapped(f"{step_id}: {why}; --ignore-windows does not wait for it", "waits:  ", " " * 8))
+    for step_id, why in report.suspended.items():
+        lines.append(wrapped(f"{step_id}: {why}; `reconcile resume` ends that", "waits:  ", " " * 8))
     for row in report.blocked:
         lines.append(f"blocked: {row.object} {row.layer}: {row.reason}")
         lines.append(wrapped(f"{row.message}. To do: {row.needs}", " " * 9))
@@ -317,6 +340,7 @@ def _outcome(report: OnceReport, lacking: int) -> str:
     what += [f"{len(report.failed)} failed"] if report.failed else []
     what += [f"{lacking} not permitted"] if lacking else []
     what += [f"{len(report.waiting_for_window)} outside a window"] if report.waiting_for_window else []
+    what += [f"{len(report.suspended)} suspended"] if report.suspended else []
     what += [f"{len(report.blocked)} blocked"] if report.blocked else []
     what += [f"{len(report.unknown)} unknown"] if report.unknown else []
     what += ["time is up, and something still runs"] if report.timed_out else []

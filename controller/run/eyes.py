@@ -41,26 +41,26 @@ class Eyes:
             **self._facts,
             **{name: observe.read(self._parsers, one, self._facts.get(name)) for name, one in seen.items()},
         }
-        self._facts = self._with_models(facts)
+        models = models_of(self._world, self._specs)
+        self._facts = {name: with_models(one, models) for name, one in facts.items()}
         return self._facts
 
-    def _with_models(self, facts: dict[str, HostFacts]) -> dict[str, HostFacts]:
-        """Add to what is known of hosts what the Hub says of the models of the specs."""
-        told: dict[tuple[str, str], hub.Description | hub.NotDescribed] = {}
-        asked: dict[tuple[str, str], ModelAsked] = {}
-        for server in self._specs.servers.values():
-            for repo, revision in _models(server):
-                token = self._specs.secrets.get(server.model.token.secret) if server.model.token else None
-                if isinstance(token, Unreadable):
-                    todo = "put the secret where Fleet.secrets says that it is"
-                    told[repo, revision] = hub.NotDescribed(hub.Trouble.UNAUTHORIZED, token.why, todo)
-                elif token or (repo, revision) not in asked:
-                    asked[repo, revision] = ModelAsked(repo, revision, token)
-        if not (asked or told):
-            return facts
-        told |= self._world.describe(tuple(asked.values()))
-        models = hub.HubFacts(told)
-        return {name: _with_hub(one, models) for name, one in facts.items()}
+
+def models_of(world: World, specs: Specs) -> hub.HubFacts | None:
+    """What the Hub says of the models of the specs; None when there are none."""
+    told: dict[tuple[str, str], hub.Description | hub.NotDescribed] = {}
+    asked: dict[tuple[str, str], ModelAsked] = {}
+    for server in specs.servers.values():
+        for repo, revision in _models(server):
+            token = specs.secrets.get(server.model.token.secret) if server.model.token else None
+            if isinstance(token, Unreadable):
+                todo = "put the secret where Fleet.secrets says that it is"
+                told[repo, revision] = hub.NotDescribed(hub.Trouble.UNAUTHORIZED, token.why, todo)
+            elif token or (repo, revision) not in asked:
+                asked[repo, revision] = ModelAsked(repo, revision, token)
+    if not (asked or told):
+        return None
+    return hub.HubFacts({**told, **world.describe(tuple(asked.values()))})
 
 
 def _models(server: ModelServer) -> list[tuple[str, str]]:
@@ -72,7 +72,8 @@ def _models(server: ModelServer) -> list[tuple[str, str]]:
     return [(server.model.repo, server.model.revision), *([(draft.repo, draft.revision)] if draft else [])]
 
 
-def _with_hub(facts: HostFacts, models: hub.HubFacts) -> HostFacts:
-    if facts.failure is not None:
+def with_models(facts: HostFacts, models: hub.HubFacts | None) -> HostFacts:
+    """What is known of a host, with what the Hub says of models."""
+    if facts.failure is not None or models is None:
         return facts
     return dataclasses.replace(facts, sections={**facts.sections, hub.SECTION: Known(models)})

@@ -8,47 +8,29 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Protocol
 
-from controller.core import observe, windows
+from controller.core import observe, suspension, windows
 from controller.core.batch import batch
 from controller.core.next_steps import Next, next_steps
 from controller.core.permissions import Grants
 from controller.core.view import View
-from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen, Wait
+from controller.core.words import Gate, InSync, Layer, Skipped, Step
 from controller.facts.words import FleetFacts, Known, Unknown
+from controller.run.ended import Ended, Result, failed_job, judge, last_words
+from controller.run.ended import busy as busy_hosts
 from controller.run.eyes import Eyes
+from controller.run.records import Records
 from controller.spec.model import Specs
 from controller.spec.ref import Ref
 from controller.world.port import Done, Lost, Order, Outcome, Refused, World
 
-STALE = 75  # EX_TEMPFAIL of sysexits.h: a script found that the facts it was decided on no longer hold
 TRIES = 5  # of one step whose facts keep changing under it, before it is called failed
 AGAIN = 32  # steps of one action in one layer of an object: more than a host has cards, and no fight goes on for ever
 FRESH = 30.0  # seconds that facts may be old when a step is begun: it may rest on those of any host
 STARTING = 90.0  # seconds from an order to the unit's start at most; its own time comes after them
 SETTLING = 120.0  # seconds after a reboot in which a host's services may still come up
 POLL = 1.0  # seconds between looks at a host whose unit is still at work
-
-
-class Result(StrEnum):
-    """How a step ended."""
-
-    WORKED = "worked"
-    FAILED = "failed"
-    STALE = "stale"
-    REFUSED = "refused"
-    LOST = "lost"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A step that was performed, and what came of it."""
-
-    step: Step
-    result: Result
-    message: str
 
 
 class Clock(Protocol):
@@ -92,6 +74,7 @@ class Report:
     ended: list[Ended] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     closed: dict[str, str] = field(default_factory=dict)  # steps that wait for a maintenance window, and which
+    suspended: dict[str, str] = field(default_factory=dict)  # steps that a suspension holds, and which
     timed_out: bool = False
 
 
@@ -101,7 +84,8 @@ class Pass:
 
     ``narrowed`` says of a layer of an object whether the pass may concern itself with it. ``timeout`` in seconds ends
     waiting for what runs on hosts; no step is cut off by it. A step that disrupts begins only in the maintenance
-    windows of what it disrupts, unless ``ignore_windows``.
+    windows of what it disrupts, unless ``ignore_windows``. What is done is kept in ``records``, and nothing is touched
+    that is suspended there; where they cannot be read or written no step is begun, and the pass ends with NoState.
     """
 
     world: World
@@ -113,6 +97,8 @@ class Pass:
     timeout: float
     narrowed: Callable[[Ref, str], bool] = lambda ref, layer: True
     ignore_windows: bool = False
+    records: Records | None = None
+    _judged: tuple[FleetFacts, Next] | None = field(default=None, init=False, repr=False)
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _lost: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
     _rebooting: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # and until when it may settle
@@ -123,7 +109,7 @@ class Pass:
         self._looked = dict.fromkeys(eyes.facts, self.clock.now())
         until = self.clock.now() + self.timeout
         while True:
-            busy = {**_busy(eyes.facts), **self._reboots(report)}
+            busy = {**busy_hosts(eyes.facts), **self._reboots(report)}
             steps = batch(
                 self._candidates(report), self.specs.fleet.limits, frozenset({*busy, *self._in_doubt(report)})
             )
@@ -141,7 +127,7 @@ class Pass:
                 self.teller.waiting("; ".join(dict.fromkeys(waits.values())))
                 self.clock.wait(POLL)
                 self._look(eyes, waits)
-                if busy.keys() - _busy(eyes.facts).keys():  # what has ended may have touched other hosts as well
+                if busy.keys() - busy_hosts(eyes.facts).keys():  # what has ended may have touched other hosts as well
                     self._look(eyes, eyes.facts)
             report.facts, report.upcoming = eyes.facts, self._next(eyes.facts)
             self._take_failed_jobs(report)
@@ -153,7 +139,9 @@ class Pass:
         self._looked.update(dict.fromkeys(looked, self.clock.now()))
 
     def _next(self, facts: FleetFacts) -> Next:
-        return next_steps(self.layers, View(self.specs, facts))
+        if self._judged is None or self._judged[0] != facts:  # a job is looked at every second, and nothing is new
+            self._judged = facts, next_steps(self.layers, View(self.specs, facts))
+        return self._judged[1]
 
     def _candidates(self, report: Report) -> list[Step]:
         permitted = [
@@ -161,6 +149,10 @@ class Pass:
             for step in report.upcoming.ready
             if step.id not in report.failed and self.narrowed(step.object, step.layer) and self.grants.may(step)
         ]
+        suspensions = self.records.memory.suspensions(self.clock.date().timestamp()) if self.records else {}
+        stopped = suspension.stopped(permitted, suspensions, self.specs)
+        report.suspended = {step: message for step, (_, message) in stopped.items()}
+        permitted = [step for step in permitted if step.id not in stopped]
         if self.ignore_windows:
             return permitted
         at = self.clock.date()
@@ -207,11 +199,8 @@ class Pass:
     def _take_failed_jobs(self, report: Report) -> None:
         """A job that this pass started and that has failed is not started again by it."""
         for ended in [e for e in report.ended if e.step.job is not None and e.step.id not in report.failed]:
-            units = observe.units(report.facts[ended.step.hosts[0]])
-            job = units.job(ended.step.job) if units is not None and ended.step.job is not None else None
-            if job is not None and job.id == ended.step.id and job.state == "failed":
-                said = next((line for line in reversed(job.log) if line.strip()), f"exit {job.rc}")
-                self._end(report, Ended(ended.step, Result.FAILED, f"the job has failed: {said.strip()[:300]}"))
+            if (job := failed_job(ended.step, report.facts)) is not None:
+                self._end(report, Ended(ended.step, Result.FAILED, last_words(job)))
 
     def _give_up_loops(self, report: Report) -> None:
         """What is needed again and again is fought over by somebody, or by two layers: it is not done for ever."""
@@ -228,11 +217,18 @@ class Pass:
         if ended.result in (Result.FAILED, Result.REFUSED):
             report.failed[ended.step.id] = ended.message
         report.ended.append(ended)
+        if self.records is not None:
+            begun = ended.step.job is not None and ended.result is Result.WORKED
+            message = f"{ended.message}: begun, and goes on by itself" if begun else ended.message
+            kept = Ended(ended.step, ended.result, message)
+            self.grants = self.records.ended(kept, self.grants, self.clock.date().timestamp())
         self.teller.ended(ended)
 
     def _perform(self, steps: Sequence[Step], eyes: Eyes, report: Report) -> None:
         before = report.upcoming
         for step in steps:
+            if self.records is not None:
+                self.records.started(step, before, self.grants, self.clock.date().timestamp())
             self.teller.started(step)
         outcomes = self._ordered(steps, eyes.facts)
         self._look(eyes, (host for step in steps for host in step.hosts))
@@ -242,7 +238,7 @@ class Pass:
                 self._lost[step.hosts[0]] = (step.id, self.clock.now() + STARTING + step.timeout)
             if step.action == "reboot-host" and isinstance(outcome, Done) and outcome.rc == 0:
                 self._rebooting[step.hosts[0]] = math.inf
-            ended = _ended(step, outcome, before, after)
+            ended = judge(step, outcome, before, after)
             tries = 1 + sum(1 for earlier in report.ended if earlier.step.id == step.id)
             if ended.result is not Result.WORKED and tries >= TRIES:
                 ended = Ended(step, Result.FAILED, f"given up after {TRIES} tries: {ended.message}")
@@ -270,58 +266,3 @@ class Pass:
             why = found.message if isinstance(found, Unknown) else f"what is at work on {host.host} is not known"
             return Refused("unable", why)
         return self.world.perform(Order(step, units.generation, units.boot_id))
-
-
-def _busy(facts: FleetFacts) -> dict[str, str]:
-    """Hosts on which a step runs now (this controller's from before, or another's), and which."""
-    busy: dict[str, str] = {}
-    for name, host in facts.items():
-        units = observe.units(host)
-        if units is not None and units.running is not None:
-            busy[name] = f"{units.running.id} runs on {name}"
-    return busy
-
-
-def _ended(step: Step, outcome: Outcome, before: Next, after: Next) -> Ended:
-    match outcome:
-        case Refused("stale" | "busy" as reason, message):
-            return Ended(step, Result.STALE, f"{reason}: {message}")
-        case Refused(reason, message):
-            return Ended(step, Result.REFUSED, f"{reason}: {message}")
-        case Lost(message):
-            return Ended(step, Result.LOST, message)
-        case Done(rc, _, err) if rc == STALE:
-            return Ended(step, Result.STALE, _last(err) or "what it rests on has changed")
-        case Done(rc, out, err) if rc != 0:
-            return Ended(step, Result.FAILED, f"exit {rc}: {_last(err) or _last(out) or 'it said nothing'}")
-        case Done() if step.action == "reboot-host":
-            return Ended(step, Result.WORKED, f"{step.hosts[0]} goes down")  # what it brought is seen when it is back
-    return _verified(step, before, after)
-
-
-def _verified(step: Step, before: Next, after: Next) -> Ended:
-    """A step has worked when its layer no longer asks for it and no earlier layer has got worse."""
-    now = after.verdict(step.object, step.layer)
-    if isinstance(now, Drift) and isinstance(now.remedy, Step) and now.remedy.id == step.id:
-        return Ended(step, Result.FAILED, f"it ended well, but {step.layer} is still not right: {now.message}")
-    if isinstance(now, Unseen):
-        return Ended(step, Result.LOST, f"it ended, but {step.layer} could not be looked at: {now.message}")
-    for judged in after.judged:
-        if judged.object == step.object and judged.layer == step.layer:
-            break
-        was = before.verdict(judged.object, judged.layer)
-        if judged.object in (step.object, *(d.object for d in step.disrupts)) and (
-            isinstance(was, InSync | Skipped)
-            and isinstance(judged.verdict, Drift)
-            and not isinstance(judged.verdict.remedy, Wait)  # what was just started gets there by itself
-        ):
-            return Ended(
-                step, Result.FAILED, f"it made {judged.layer} of {judged.object} worse: {judged.verdict.message}"
-            )
-    return Ended(step, Result.WORKED, step.summary)
-
-
-def _last(text: str) -> str:
-    """The last line that says something: where scripts put what went wrong."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""

@@ -10,17 +10,21 @@ from pathlib import Path
 
 from controller.core.batch import kept_apart
 from controller.core.next_steps import Next, next_steps
+from controller.core.permissions import Grants
 from controller.core.view import View
+from controller.core.words import Disruption
 from controller.layers.order import ORDER
 from controller.run import state
 from controller.run.eyes import Eyes
+from controller.run.memory import Memory
 from controller.run.once import Clock
-from controller.spec.model import Container, Lifecycle, ModelServer, Specs
+from controller.spec.model import Lifecycle, Specs
 from controller.spec.ref import Ref
 from controller.spec.values import nearest
 from controller.world.fleet import SshWorld
 from controller.world.port import World
 from controller.world.sim import SimFileError, SimWorld
+from controller.world.sim.store import place_of
 
 SHOWN = 12  # names that an error lists
 
@@ -61,7 +65,7 @@ def narrow(specs: Specs, hosts: Collection[str], objects: Iterable[str], layers:
         ref = find(specs, name)
         if hosts and not _lives_on_one_of(specs, ref, hosts):
             raise Mistake(f"cannot narrow to nothing: {ref} does not live on {' or '.join(hosts)}")
-        refs |= set(below(specs, ref))
+        refs |= set(specs.below(ref))
     if hosts:
         refs = {ref for ref in refs or {obj.ref for obj in specs} if _lives_on_one_of(specs, ref, hosts)}
     return Narrow(frozenset(hosts), frozenset(refs), frozenset(layers))
@@ -88,20 +92,15 @@ def there_are(wrong: str, names: Iterable[str]) -> str:
     return f"there are {shown}" if names else "there are none"
 
 
-def below(specs: Specs, ref: Ref) -> tuple[Ref, ...]:
-    """An object and what it stands on."""
-    match specs.get(ref):
-        case ModelServer() as server if server.container is not None:
-            return (ref, *below(specs, Ref("Container", server.container)))
-        case ModelServer() as server if server.host is not None:
-            return (ref, Ref("Host", server.host))
-        case Container() as container:
-            return (ref, Ref("Host", container.host))
-    return (ref,)
+def memory_dir(fleet: str, state_dir: Path) -> Path:
+    """Where a fleet's memory and audit log lie: a rehearsal on a simulated fleet is no history of the real one."""
+    if not fleet.startswith("sim:"):
+        return state_dir
+    return state_dir / f"sim-{place_of(Path(fleet.removeprefix('sim:')))}"
 
 
 def _lives_on_one_of(specs: Specs, ref: Ref, hosts: Collection[str]) -> bool:
-    return any(each.kind == "Host" and each.name in hosts for each in below(specs, ref))
+    return any(each.kind == "Host" and each.name in hosts for each in specs.below(ref))
 
 
 @dataclass
@@ -113,48 +112,85 @@ class Session:
     clock: Clock
     eyes: Eyes
     narrowed: Narrow
+    memory: Memory
     hosts: tuple[str, ...] = field(default=())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people have to know of the world before they read what it says."""
-        return self.world.notes if isinstance(self.world, SimWorld) else ()
+        """What people have to know of the world and of the memory before they read what they say."""
+        return (*(self.world.notes if isinstance(self.world, SimWorld) else ()), *self.memory.notes)
+
+    @property
+    def at(self) -> float:
+        """The time now, in UNIX seconds of the fleet's clock."""
+        return self.clock.date().timestamp()
+
+    def grants(self, given: frozenset[Disruption] = frozenset()) -> Grants:
+        """What the specs allow, what is given on the command line, and the approvals in force. Raises NoState."""
+        return Grants(self.specs, given, tuple(self.memory.approvals(self.at)))
+
+    def close(self) -> None:
+        """Give the world and the memory back. Raises OSError."""
+        try:
+            self.world.close()
+        finally:
+            self.memory.close()
 
     def look(self) -> Next:
         """Look at every host that matters, and work out what follows."""
         self.eyes.look(self.hosts)
+        return self.upcoming
+
+    @property
+    def upcoming(self) -> Next:
+        """What follows from what was seen last."""
         return next_steps(ORDER, View(self.specs, self.eyes.facts))
 
     def excused(self, ref: Ref) -> bool:
         """Whether it is no fault that this cannot be observed: its host is in maintenance, or gone as wanted."""
-        hosts = [r.name for r in below(self.specs, ref) if r.kind == "Host"]
+        hosts = [r.name for r in self.specs.below(ref) if r.kind == "Host"]
         return any(self.specs.hosts[h].lifecycle is not Lifecycle.ACTIVE for h in hosts)
 
 
 def open_session(specs: Specs, fleet: str, state_dir: Path, narrowed: Narrow) -> Session:
     """Open the world that ``--fleet`` names: ``ssh``, or ``sim:FILE``. Raises Mistake, NoState."""
-    world, clock = _world(specs, fleet, state_dir)
+    world, clock = open_world(specs, fleet, state_dir)
+    try:
+        memory = Memory.open(memory_dir(fleet, state_dir))
+    except state.NoState:
+        world.close()
+        raise
     concerned = kept_apart(narrowed.hosts or specs.hosts, specs.fleet.limits.never_together)
     hosts = tuple(host for host in specs.hosts if host in concerned)
-    return Session(specs, world, clock, Eyes(world, ORDER, specs), narrowed, hosts)
+    return Session(specs, world, clock, Eyes(world, ORDER, specs), narrowed, memory, hosts)
 
 
-def _world(specs: Specs, fleet: str, state_dir: Path) -> tuple[World, Clock]:
+def open_world(specs: Specs, fleet: str, state_dir: Path) -> tuple[World, Clock]:
+    """The world that ``--fleet`` names, and its clock. Raises Mistake, NoState."""
     if fleet == "ssh":
         return SshWorld(specs, state_dir, state.identity(state_dir), ORDER), WallClock()
+    simulated = _simulated(fleet, state_dir)
+    return simulated, simulated.clock
+
+
+def clock_of(fleet: str, state_dir: Path) -> Clock:
+    """The clock that ``--fleet`` goes by, without a look at specs or hosts. Raises Mistake, NoState."""
+    return WallClock() if fleet == "ssh" else _simulated(fleet, state_dir).clock
+
+
+def _simulated(fleet: str, state_dir: Path) -> SimWorld:
     if not fleet.startswith("sim:"):
         raise Mistake(f"cannot use --fleet {fleet}: it is `ssh`, or `sim:FILE`")
     file = Path(fleet.removeprefix("sim:"))
     identity = state.identity(state_dir)
     try:
-        simulated = SimWorld.load(file, state_dir, identity)
+        return SimWorld.load(file, state_dir, identity)
     except SimFileError as error:
         raise Mistake(f"cannot load the simulated fleet: {error}") from None
     except OSError as error:
         raise Mistake(f"cannot load the simulated fleet: {error.filename or file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise Mistake(f"cannot load the simulated fleet: {file} is not text in UTF-8") from None
-    return simulated, simulated.clock
 
 
 class WallClock:

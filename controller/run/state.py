@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import re
 import secrets
 import socket
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +35,34 @@ def directory(given: str | None) -> Path:
         return Path(given)
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "reconcile"
+
+
+def person() -> str:
+    """Who has started this process, for records: the user, and behind ``sudo`` the one who asked for it."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a service's user without an entry
+        name = str(os.getuid())
+    behind = os.environ.get("SUDO_USER", "")
+    return f"{behind} (as {name})" if behind and behind != name else name
+
+
+def private_file(path: Path, flags: int = os.O_RDWR) -> int:
+    """Open a file that nobody else may read, and make it if there is none; the file descriptor is the caller's.
+
+    It belongs to whom the directory belongs: root may look at a controller's state, and must not lock it out.
+    """
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        now, folder = os.fstat(descriptor), path.parent.stat()
+        if stat.S_IMODE(now.st_mode) & 0o077:
+            os.fchmod(descriptor, 0o600)
+        if os.geteuid() == 0 and now.st_uid != folder.st_uid:
+            os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,17 @@ def looks_like_secret(text: str) -> bool:
     return _MARKED.search(text) is not None
 
 
+def without_secrets(text: str, given: bytes = b"") -> str:
+    """Return the text without what carries the mark of a secret, and without opaque words of what was *given*.
+
+    *given* is data that a script got, and that may have come back in what the script said.
+    """
+    text = _MARKED.sub("[withheld]", text)
+    words = frozenset(_OPAQUE_WORD.findall(given.decode("utf-8", "replace")))
+    return _OPAQUE_WORD.sub(lambda word: "[withheld]" if word[0] in words else word[0], text) if words else text
+
+
+_OPAQUE_WORD = re.compile(r"(?<![A-Za-z0-9_-])(?=[A-Za-z_-]*[0-9])(?=[0-9_-]*[A-Za-z])[A-Za-z0-9_-]{16,}", re.ASCII)
 _BLOB = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=]{24,}", re.ASCII)
 _SECRET_WORDS = frozenset(
     ("token", "secret", "secrets", "password", "passwd", "passphrase", "apikey", "credential", "credentials")

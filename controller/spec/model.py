@@ -874,6 +874,27 @@ class Specs:
         container = self.containers.get(server.container)
         return container.host if container else None
 
+    def below(self, ref: Ref) -> tuple[Ref, ...]:
+        """Return an object and what it stands on: a server its container and that its host. In no spec: itself."""
+        match self.get(ref):
+            case ModelServer(container=str() as container):
+                return (ref, *self.below(Ref(Kind.CONTAINER, container)))
+            case ModelServer(host=str() as host) | Container(host=host):
+                return (ref, Ref(Kind.HOST, host))
+        return (ref,)
+
+    def canonical(self, ref: Ref) -> str:
+        """Return what an object means as JSON text, the same for the same meaning; secrets are in it by name only.
+
+        Raises:
+            KeyError: no spec defines the object.
+        """
+        wanted = self.get(ref)
+        if wanted is None:
+            raise KeyError(str(ref))
+        meaning = wanted.model_dump(mode="json", exclude_defaults=True, exclude={"name", "renamed_from"})
+        return json.dumps({"kind": ref.kind, **meaning}, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+
     def digest_of(self, ref: Ref) -> str:
         """Return a digest of what an object means, 64 hexadecimal digits.
 
@@ -883,9 +904,4 @@ class Specs:
         Raises:
             KeyError: no spec defines the object.
         """
-        wanted = self.get(ref)
-        if wanted is None:
-            raise KeyError(str(ref))
-        meaning = wanted.model_dump(mode="json", exclude_defaults=True, exclude={"name", "renamed_from"})
-        canonical = json.dumps({"kind": ref.kind, **meaning}, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return hashlib.sha256(self.canonical(ref).encode()).hexdigest()

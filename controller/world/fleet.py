@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -53,8 +54,8 @@ class SshWorld:
     """The hosts of the specs, over SSH or (``connection: local``) as the controller's own machine. See ``port.World``.
 
     ``state`` is the directory with the pinned host keys. ``clock`` tells the time of observations, in seconds.
-    ``observe`` waits for the slowest host, at most ``connect_timeout + look_timeout`` seconds; a host that is slow
-    holds up no other's answer.
+    A look takes at most ``connect_timeout + look_timeout`` seconds. ``observe`` waits for the slowest host; a slow one
+    holds up nobody who uses ``ask`` and ``hear``.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class SshWorld:
         self._connector = Connector(KnownHosts(state), connect_timeout)
         self._hub = Hub(state)
         self._pool: ThreadPoolExecutor | None = None  # while somebody is being logged in to
-        self._news: queue.SimpleQueue[_Link] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Look | _Link] = queue.SimpleQueue()
         self._observing = threading.Lock()
         self._links: dict[str, _Link] = {}
+        self._waiting: dict[_Link, _Asked] = {}
         self.use(specs)
 
     @property
@@ -104,28 +106,57 @@ class SshWorld:
                 else:
                     self._links[name] = _Link(name, where, fragments, self._connector, self._news)
         for link in before.values():
+            if (asked := self._waiting.pop(link, None)) is not None:
+                self._news.put(asked.look)  # of the host as it is reached now
             link.close()
 
-    def observe(self, looks: Sequence[Look]) -> Mapping[str, Observation]:
-        """Look at hosts, all at once."""
+    def ask(self, looks: Sequence[Look]) -> None:
+        """Begin to look at hosts; whoever hears gets their answers. Of a host asked already, the first look counts."""
+        for look in looks:
+            self._news.put(look)
+
+    def hear(self, seconds: float) -> Sequence[Observation]:
+        """Wait so long for answers, and return those that have come as soon as there are some."""
         with self._observing:
-            waiting = {
-                self._links[look.host]: _Asked(look, time.monotonic() + self._connect_timeout + self._look_timeout)
-                for look in looks
-            }
+            return self._hear(time.monotonic() + seconds)
+
+    def observe(self, looks: Sequence[Look]) -> Mapping[str, Observation]:
+        """Look at hosts, all at once, and wait for all."""
+        with self._observing:
+            self.ask(looks)
+            hosts = {look.host for look in looks}
             seen: dict[str, Observation] = {}
-            for link in list(waiting):
-                self._forward(link, waiting, seen)
-            while waiting:
-                soonest = min(asked.until for asked in waiting.values())
-                while waiting and (told := self._next_news(soonest)) is not None:
-                    if told in waiting:
-                        self._forward(told, waiting, seen)
-                    if told in waiting:
-                        soonest = min(soonest, waiting[told].until)
-                self._give_up_late(waiting, seen)
-            self._end_idle_logins()
+            while not hosts <= seen.keys():
+                seen.update((one.host, one) for one in self._hear(math.inf))
             return {look.host: seen[look.host] for look in looks}
+
+    def _hear(self, until: float) -> list[Observation]:
+        seen: list[Observation] = []
+        while not seen and (now := time.monotonic()) <= until:
+            soonest = min((asked.until for asked in self._waiting.values()), default=math.inf)
+            told = self._next_news(min(until, soonest) - now)
+            while told is not None:
+                seen += self._take(told)
+                told = self._next_news(0.0)
+            seen += self._late()
+            if not self._waiting:
+                self._end_idle_logins()
+            if until <= now:
+                break
+        return seen
+
+    def _take(self, told: Look | _Link) -> list[Observation]:
+        """Begin a look, or take a host that has news a step further."""
+        if isinstance(told, _Link):
+            told.told = False  # before looking, so that nothing said after it is missed
+            return self._forward(told) if told in self._waiting else []
+        link = self._links.get(told.host)
+        if link is None:
+            return [self._observation(told.host, HostError(Reason.CONFIG, f"no spec has a host {told.host} any more"))]
+        if link in self._waiting:
+            return []
+        self._waiting[link] = _Asked(told, time.monotonic() + self._connect_timeout + self._look_timeout)
+        return self._forward(link)
 
     def _logins(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -138,14 +169,14 @@ class SshWorld:
             self._pool.shutdown(wait=False)
             self._pool = None
 
-    def _forward(self, link: _Link, waiting: dict[_Link, _Asked], seen: dict[str, Observation]) -> None:
+    def _forward(self, link: _Link) -> list[Observation]:
         """Take one host a step further: log in, ask, or take in what it answers."""
-        asked = waiting[link]
+        asked = self._waiting[link]
         found: Mapping[str, Section] | HostError | None
         try:
             if asked.since is None:
                 if not link.ready(self._logins):
-                    return
+                    return []
                 asked.since = time.monotonic()
                 asked.until = asked.since + self._look_timeout
                 link.shell.ask(asked.look.max_age, asked.look.guests)
@@ -154,30 +185,33 @@ class SshWorld:
             if asked.since is not None and not asked.again and link.was_kept_and_died():
                 # The connection had died unnoticed; what a look asks may be asked twice.
                 until = time.monotonic() + self._connect_timeout + self._look_timeout
-                waiting[link] = _Asked(asked.look, until, again=True)
-                self._forward(link, waiting, seen)
-                return
+                self._waiting[link] = _Asked(asked.look, until, again=True)
+                return self._forward(link)
             found = error
-        if found is not None:
-            del waiting[link]
-            seen[link.host] = self._observation(link.host, found)
+        if found is None:
+            return []
+        del self._waiting[link]
+        return [self._observation(link.host, found)]
 
-    def _next_news(self, until: float) -> _Link | None:
-        """Return the next host that has something to say; None when there is none until then."""
+    def _next_news(self, seconds: float) -> Look | _Link | None:
+        """Return the next look to begin or host that has something to say; None when there is none within the time."""
         try:
-            link = self._news.get(timeout=max(0.0, until - time.monotonic()))
+            if seconds <= 0.0:
+                return self._news.get_nowait()
+            return self._news.get(timeout=seconds if seconds < math.inf else None)
         except queue.Empty:
             return None
-        link.told = False  # before looking, so that nothing said after it is missed
-        return link
 
-    def _give_up_late(self, waiting: dict[_Link, _Asked], seen: dict[str, Observation]) -> None:
+    def _late(self) -> list[Observation]:
+        """Give up the hosts whose time is over."""
         now = time.monotonic()
-        for link, asked in list(waiting.items()):
-            if now >= asked.until:
-                del waiting[link]
-                late = link.login_late() if asked.since is None else link.shell.give_up(self._look_timeout)
-                seen[link.host] = self._observation(link.host, late)
+        late = [link for link, asked in self._waiting.items() if now >= asked.until]
+        return [self._give_up(link) for link in late]
+
+    def _give_up(self, link: _Link) -> Observation:
+        asked = self._waiting.pop(link)
+        late = link.login_late() if asked.since is None else link.shell.give_up(self._look_timeout)
+        return self._observation(link.host, late)
 
     def _observation(self, host: str, found: Mapping[str, Section] | HostError) -> Observation:
         if isinstance(found, HostError):
@@ -251,7 +285,7 @@ class _Link:
         where: Endpoint | _Here | HostError,
         fragments: Mapping[str, str],
         connector: Connector,
-        news: queue.SimpleQueue[_Link],
+        news: queue.SimpleQueue[Look | _Link],
     ) -> None:
         self.host = host
         self.where = where

@@ -9,6 +9,7 @@ from typing import Protocol
 from controller.core.words import Step
 from controller.facts.hub import Description, NotDescribed
 from controller.facts.words import Observation
+from controller.spec.model import Specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,18 @@ class World(Protocol):
 
     def observe(self, looks: Sequence[Look]) -> Mapping[str, Observation]:
         """Look at hosts, all at once. A host that does not answer in time has an Observation with a failure."""
+        ...
+
+    def ask(self, looks: Sequence[Look]) -> None:
+        """Begin to look at hosts: for who cannot wait for the slowest one. A host is asked once at a time."""
+        ...
+
+    def hear(self, seconds: float) -> Sequence[Observation]:
+        """Wait so long for an answer to ``ask``; return those that have come."""
+        ...
+
+    def use(self, specs: Specs) -> None:
+        """Go on with other specs. A look that is under way goes on, or is begun anew."""
         ...
 
     def perform(self, order: Order) -> Outcome:

@@ -19,7 +19,10 @@ COULD_NOT, BAD_SPECS = 1, 2
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ([], "give a command, or --once"),
+        (["--dry-run"], "--dry-run is for --once"),
+        (["run", "--host", "kpro5"], "the loop looks after all objects"),
+        (["run", "--listen", "nowhere"], "write HOST:PORT"),
+        (["run", "--specs", "nowhere"], "there is no nowhere"),
         (["bogus"], "No such command 'bogus'"),
         (["plan", "--bogus"], "No such option"),
         (["why"], "Missing argument 'OBJECT'"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from controller import cli
+from controller.commands import common
 from controller.report import model, text
 
 
@@ -26,7 +26,7 @@ def test_json_is_json_whatever_a_host_said(odd: str, capsys: pytest.CaptureFixtu
         evidence={"left alone": odd},
         waits_for="",
     )
-    cli._print_json(model.WhyReport(object="Container/ct129", first=row, layers=[row]))
+    common.print_json(model.WhyReport(at=0.0, suspended=[], object="Container/ct129", first=row, layers=[row]))
     printed = capsys.readouterr().out
     assert odd not in printed
     assert json.loads(printed)["first"]["message"].startswith("`c 195:* rwm ")

@@ -14,8 +14,9 @@ from controller.facts.units import UnitFacts
 from controller.layers.order import ORDER
 from controller.layers.shared.reboot import NoReboot, reboot
 from controller.layers.shared.truth import Fleet
+from controller.run.ended import Result
 from controller.run.eyes import Eyes
-from controller.run.once import Pass, Report, Result
+from controller.run.once import Pass, Report
 from controller.spec.load import load
 from controller.spec.model import Connection, Host, Specs
 from controller.spec.ref import Ref

@@ -13,7 +13,7 @@ from controller.core.plan import plan
 from controller.layers.order import ORDER
 from controller.layers.shared import kernel_physics, pve_physics
 from controller.layers.shared.truth import Fleet, Host
-from controller.run.once import Result
+from controller.run.ended import Result
 from controller.spec.load import load
 from controller.world.sim import file as simfile
 from tests.scenarios import story

@@ -9,7 +9,7 @@ import pytest
 from controller.core import observe
 from controller.core.words import InSync
 from controller.run import state
-from controller.run.once import Result
+from controller.run.ended import Result
 from controller.run.session import WallClock
 from controller.spec.load import load
 from controller.spec.ref import Ref

@@ -13,7 +13,7 @@ import pytest
 
 from controller.layers.shared import pve_physics
 from controller.layers.shared.truth import Fleet, Function, Host, Said
-from controller.run.once import Result
+from controller.run.ended import Result
 from controller.spec.load import load
 from controller.spec.model import Specs
 from controller.world.sim import file as simfile

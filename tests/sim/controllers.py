@@ -11,8 +11,9 @@ from controller.core.view import View
 from controller.core.words import Step
 from controller.layers.order import ORDER
 from controller.layers.shared.truth import Fleet
+from controller.run.ended import Ended
 from controller.run.eyes import Eyes
-from controller.run.once import Ended, Pass, Report
+from controller.run.once import Pass, Report
 from controller.spec.load import load
 from controller.spec.model import Specs
 from controller.world.sim import SimWorld

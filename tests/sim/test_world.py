@@ -11,7 +11,7 @@ from controller.facts.words import Known, Unknown
 from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.shared import pve_physics as pve
 from controller.layers.shared.truth import Fleet, Host, Impossible, Said
-from controller.run.once import Result
+from controller.run.ended import Result
 from controller.spec.ref import Ref
 from controller.world.port import Done, Look, Lost, Order, Refused
 from controller.world.sim import SimWorld, file

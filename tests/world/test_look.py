@@ -285,9 +285,22 @@ def test_hosts_that_are_slow_or_silent_hold_up_no_other(sshd, worlds, tmp_path):
             for name in quick:
                 assert seen[name].failure is None
                 assert seen[name].at - began < 1.5
+        began = time.monotonic()
+        world.ask([Look("hangs"), Look("silent"), *map(Look, quick)])
+        seen = heard(world, quick)
+        assert all(seen[name].failure is None and seen[name].at - began < 1.5 for name in quick)
+        world.ask([Look("quick0")])  # whatever the others are doing
+        assert heard(world, ["quick0"])["quick0"].failure is None
     finally:
         silent.close()
         os.close(os.open(fifo, os.O_WRONLY))
+
+
+def heard(world, hosts):
+    """The answers of these hosts, and of those that answer before."""
+    seen = {}
+    wait_for(lambda: seen.update((one.host, one) for one in world.hear(0.5)) or set(hosts) <= seen.keys(), 30)
+    return seen
 
 
 def test_nothing_listens(worlds, stopped_sshd):
@@ -386,7 +399,9 @@ class TestSudo:
 def test_other_specs_keep_the_connections_that_are_still_wanted(sshd, worlds):
     world = worlds({"one": {}, "two": {"address": "127.0.1.2"}})
     world.observe([Look("one"), Look("two")])
+    world.ask([Look("two")])
     world.use(worlds.specs({"one": {}, "three": {"address": "127.0.1.3"}}))
+    assert [one.failure.reason for one in world.hear(5.0)] == ["ssh-config"]  # whoever waits for it is told
     worlds.trust(world, "three")
     seen = world.observe([Look("one"), Look("three")])
     assert all(one.failure is None for one in seen.values())

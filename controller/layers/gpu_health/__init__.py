@@ -44,8 +44,7 @@ def check(view: View, host: Host) -> Verdict:
     facts = view.fact(host.name, "host.gpu-health", GpuFacts)
     if facts.smi_failure is not None and facts.smi_failure.reason == "nvidia-smi-hangs":
         raise NotKnown(facts.smi_failure.reason, f"{host.name}: {facts.smi_failure.message}")
-    recorded = _recorded(view, host)
-    problems = [p for gpu in host.nvidia.gpus if (p := _problem(host, facts, gpu, recorded)) is not None]
+    problems = [p for gpu in host.nvidia.gpus if (p := problem_of(view, host, gpu)) is not None]
     if facts.smi_failure is not None and not _is_the_drivers(view, host, facts):
         reason = Reason(facts.smi_failure.reason)
         problems.append((reason, f"{host.name}: {facts.smi_failure.message}", _SMI_NEEDS[reason]))
@@ -54,6 +53,11 @@ def check(view: View, host: Host) -> Verdict:
     reason, message, needs = problems[0]
     evidence = {str(r): m for r, m, _ in problems[1:]}
     return Drift(reason, message, Block(reason, message, needs), evidence)
+
+
+def problem_of(view: View, host: Host, gpu: Gpu) -> tuple[Reason, str, str] | None:
+    """What is wrong with one card that the spec lists: the reason, a message, what to do. Raises NotKnown."""
+    return _problem(host, view.fact(host.name, "host.gpu-health", GpuFacts), gpu, _recorded(view, host))
 
 
 def _is_the_drivers(view: View, host: Host, facts: GpuFacts) -> bool:

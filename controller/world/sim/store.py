@@ -15,6 +15,11 @@ from controller.world.sim import file as simfile
 BETWEEN_COMMANDS = 1.0  # seconds of the fleet's time that go by from one command to the next
 
 
+def place_of(file: Path) -> str:
+    """A short name for a simulated fleet's file, the same for the same path."""
+    return hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+
+
 class Kept:
     """A fleet's file and the state that it has come to.
 
@@ -27,8 +32,7 @@ class Kept:
         text = file.read_text(encoding="utf-8")
         self.notes: tuple[str, ...] = ()
         self._digest = hashlib.sha256(text.encode()).hexdigest()
-        place = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
-        self._path = state_dir / f"sim-{place}.json" if state_dir is not None else None
+        self._path = state_dir / f"sim-{place_of(file)}.json" if state_dir is not None else None
         self.fleet = self._later(file) or simfile.load(text, str(file))
 
     def _later(self, file: Path) -> Fleet | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from controller.layers.order import ORDER
 from controller.layers.shared import kernel_physics, pve_physics, server_physics
 from controller.layers.shared.hub_truth import described
 from controller.layers.shared.truth import Fleet, Host, Impossible, Said, Unit, refuse_impossible
+from controller.spec.model import Specs
 from controller.world.port import Done, Look, Lost, ModelAsked, Order, Outcome, Refused
 from controller.world.sim import events, store, units
 from controller.world.sim.faults import ANSWERS, Fault, Killed, Moment, Name
@@ -94,6 +96,7 @@ class SimWorld:
         self._kept = kept
         self._checked = checked
         self._lock = threading.RLock()
+        self._asked: queue.SimpleQueue[Look] = queue.SimpleQueue()
         self._faults: list[_Armed] = []
         self._physics = dict(_layer_physics())
         self._answers: dict[str, tuple[object, Mapping[str, Section]]] = {}
@@ -111,6 +114,29 @@ class SimWorld:
         with self._lock:
             self.clock.wait(ROUND_TRIP)
             return {look.host: self._look(look) for look in looks}
+
+    def ask(self, looks: Sequence[Look]) -> None:
+        """Begin to look at hosts."""
+        for look in looks:
+            self._asked.put(look)
+
+    def hear(self, seconds: float) -> Sequence[Observation]:
+        """Look at the hosts that were asked."""
+        looks: list[Look] = []
+        try:
+            looks.append(self._asked.get(timeout=seconds) if seconds > 0 else self._asked.get_nowait())
+            while True:
+                looks.append(self._asked.get_nowait())
+        except queue.Empty:
+            return list(self.observe(looks).values()) if looks else []
+
+    def use(self, specs: Specs) -> None:
+        """Do nothing: the fleet is what its file says."""
+
+    def go_by(self, seconds: float) -> None:
+        """Let time go by on the fleet beside whatever else is done with it."""
+        with self._lock:
+            self.clock.wait(seconds)
 
     def perform(self, order: Order) -> Outcome:
         """Play a step. Raises Killed where a fault kills the controller."""

@@ -1,0 +1,197 @@
+"""The loop's decisions, in simulated time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from controller.core.suspension import Suspension
+from controller.layers.shared.truth import Fleet
+from controller.run.loop import BACKOFF, PERIOD
+from controller.run.memory import Kind
+from controller.run.picture import WaitingFor
+from controller.spec.ref import Ref
+from controller.world.sim.faults import Fault, Moment, Name
+from tests.sim.controllers import SPECS
+from tests.sim.fleets import demo
+from tests.sim.loops import Player
+
+CT = Ref("Container", "ct129")
+
+
+def demo_texts(**changed: str) -> dict[str, bytes]:
+    texts = {f.name: f.read_bytes() for f in SPECS.glob("*.yaml") if not f.name.endswith(".sim.yaml")}
+    return texts | {name.replace("_", "."): text.encode() for name, text in changed.items()}
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return demo()
+
+
+@pytest.fixture
+def player(fleet: Fleet, tmp_path) -> Player:
+    return Player(fleet, tmp_path / "state", demo_texts())
+
+
+def events(player: Player, kind: str = Kind.STEP_ENDED) -> list[tuple[str, str]]:
+    return [(event.action, str(event.result)) for event in player.memory.events(kind=kind)]
+
+
+def cannot_start(player: Player) -> None:
+    """The container is stopped, and cannot be started any more."""
+    player.fleet.hosts["kpro5"].start_failure = "no"
+    player.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+
+
+def play_failing(player: Player, seconds: float, until=lambda: False) -> bool:
+    """As ``play``, with every start failing."""
+
+    def met() -> bool:
+        player.fleet.hosts["kpro5"].start_failure = "no"
+        return until()
+
+    return player.play(seconds, met)
+
+
+def ready(player: Player):
+    return lambda: player.condition("Container/ct129") == "True"
+
+
+def test_it_puts_right_what_differs_and_then_only_looks(player):
+    assert player.play(60, ready(player))
+    assert events(player) == [("edit-config", "worked"), ("restart", "worked")]
+    player.play(3600)
+    assert events(player) == [("edit-config", "worked"), ("restart", "worked")]
+    assert player.loop.picture().drifts == {}
+    assert player.memory.history(CT)[0].outcome == "reached"
+
+
+def test_every_host_is_looked_at_on_a_period_of_its_own(player, monkeypatch):
+    looks = Counter()
+    observe = player.world.observe
+    monkeypatch.setattr(
+        player.world, "observe", lambda asked: looks.update(look.host for look in asked) or observe(asked)
+    )
+    player.play(60, ready(player))
+    looks.clear()
+    player.play(100 * PERIOD)
+    assert all(85 <= looks[host] <= 125 for host in player.loop.specs.hosts)
+
+
+def test_what_the_world_changes_is_put_right_and_told_apart_from_what_the_spec_changed(player):
+    player.play(60, ready(player))
+    player.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+    assert player.play(60, lambda: player.condition("Container/ct129") == "False")
+    assert player.play(60, ready(player))
+    last = player.memory.events(kind=Kind.STEP_ENDED)[-1]
+    assert (last.action, last.cause) == ("start", "corrective")
+    player.save(demo_texts(ct129_yaml=(SPECS / "ct129.yaml").read_text().replace("state: running", "state: stopped")))
+    assert player.play(60, lambda: player.memory.events(kind=Kind.STEP_ENDED)[-1].action == "stop")
+    last = player.memory.events(kind=Kind.STEP_ENDED)[-1]
+    assert (last.action, last.cause) == ("stop", "intentional")
+
+
+def test_a_step_that_fails_is_tried_again_later_and_later_also_after_a_restart(player):
+    player.play(60, ready(player))
+    cannot_start(player)
+    assert play_failing(player, 120, lambda: ("start", "failed") in events(player))
+    first = player.memory.backoffs()[CT, "container.power", "start"]
+    assert first.tries == 1
+    player.kill()
+    player.start()
+    assert player.memory.backoffs()[CT, "container.power", "start"] == first
+    assert play_failing(player, 120, lambda: events(player).count(("start", "failed")) == 2)
+    assert player.memory.backoffs()[CT, "container.power", "start"].tries == 2
+    *_, earlier, _ = player.memory.events(kind=Kind.STEP_ENDED)
+    assert player.memory.events(kind=Kind.STEP_STARTED)[-1].at >= earlier.at + BACKOFF[0]
+    assert player.condition("Container/ct129", "Stalled") == "True"
+
+
+def test_a_breaker_stops_what_disrupts_and_does_not_help_until_somebody_says_go_on(player):
+    player.play(60, ready(player))
+    cannot_start(player)
+    play_failing(player, 3000)
+    assert events(player).count(("start", "failed")) == 3
+    assert [p.waiting_for for p in player.loop.picture().pending] == [WaitingFor.BLOCKED]
+    [stalled] = [c for c in player.loop.picture().conditions[CT] if c.type == "Stalled"]
+    assert (stalled.status, stalled.reason) == ("True", "breaker-open")
+    assert "reconcile resume Container/ct129" in stalled.message
+    assert len(player.memory.events(kind=Kind.BREAKER)) == 1
+    player.kill()
+    player.start()
+    play_failing(player, 120)
+    assert events(player).count(("start", "failed")) == 3, "a restart does not close it"
+
+
+def test_nothing_is_done_to_what_a_broken_file_defined_and_the_rest_goes_on(player):
+    player.play(60, ready(player))
+    player.save(demo_texts(ct129_yaml="kind: Container\nname: ct129\nid: x\n"))
+    player.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+    player.play(300)
+    assert events(player)[-1] == ("restart", "worked")
+    assert player.loop.picture().spec_errors
+    [stalled] = [c for c in player.loop.picture().conditions[CT] if c.type == "Stalled"]
+    assert (stalled.status, stalled.reason) == ("True", "spec-errors")
+    player.kill()
+    player.start()
+    player.play(300)
+    assert events(player)[-1] == ("restart", "worked"), "not after a restart either"
+    player.save(demo_texts())
+    assert player.play(60, ready(player))
+
+
+def test_a_suspended_object_is_left_alone_until_it_is_resumed(player):
+    player.play(60, ready(player))
+    player.memory.suspend(Suspension(CT, None, "I am at it", "me", player.moment.unix))
+    player.loop.reconsider(player.moment)
+    player.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+    player.play(300)
+    assert player.condition("Container/ct129") == "False"
+    assert player.condition("Container/ct129", "Suspended") == "True"
+    player.memory.resume(CT)
+    player.loop.reconsider(player.moment)
+    assert player.play(60, ready(player))
+
+
+def test_a_host_that_does_not_answer_holds_up_no_other(player):
+    player.world.inject(Fault(Name.UNREACHABLE, "kpro4"))
+    assert player.play(60, ready(player))
+    assert player.condition("Host/kpro4") == "Unknown"
+
+
+@pytest.mark.parametrize("action", ["edit-config", "restart"])
+@pytest.mark.parametrize("when", [Moment.BEFORE, Moment.DURING, Moment.AFTER])
+def test_killed_at_a_step_it_goes_on_and_no_event_is_lost_or_there_twice(player, action, when):
+    player.world.inject(Fault(Name.KILLED, "kpro5", when=when, action=action))
+    assert player.play(600, ready(player))
+    started, ended = player.memory.events(kind=Kind.STEP_STARTED), player.memory.events(kind=Kind.STEP_ENDED)
+    assert sorted(e.key.removesuffix(":started") for e in started) == sorted(
+        e.key.removesuffix(":ended") for e in ended
+    )
+    assert {e.action for e in ended if e.result == "worked"} == {"edit-config", "restart"}
+
+
+def test_conditions_keep_their_time_over_a_restart(player):
+    player.play(60, ready(player))
+    player.play(500)
+    since = [c.since for c in player.loop.picture().conditions[CT]]
+    player.kill()
+    player.start()
+    player.play(500)
+    assert [c.since for c in player.loop.picture().conditions[CT]] == since
+
+
+def test_two_controllers_one_acts_and_the_other_says_why_it_does_not(fleet, tmp_path):
+    one = Player(fleet, tmp_path / "one", demo_texts(), "one")
+    two = Player(fleet, tmp_path / "two", demo_texts(), "two")
+    two.world.inject(Fault(Name.OTHER_CONTROLLER, "kpro5", text="one", seconds=30))
+    assert two.play(60, lambda: ("edit-config", "refused") in events(two))
+    [stalled] = [c for c in two.loop.picture().conditions[CT] if c.type == "Stalled"]
+    assert "one" in stalled.message
+    assert one.play(60, ready(one))
+    two.play(600)
+    done = [e for player in (one, two) for e in player.memory.events(kind=Kind.STEP_ENDED) if e.result == "worked"]
+    assert sorted(e.action for e in done) == ["edit-config", "restart"]
+    assert two.condition("Container/ct129") == "True"
