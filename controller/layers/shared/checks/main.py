@@ -18,9 +18,9 @@ def main() -> int:
     """Run one of them; its exit code. 75: what it rests on is not there (any more)."""
     what, folder = sys.argv[1], Path(sys.argv[2])
     try:
-        if what == "watch":
-            return watch.keep_watch(folder)
         place = Place(folder)
+        if what == "watch":
+            return watch.keep_watch(place)
         if what == "put-back":
             good.put_back(place, json.load(sys.stdin))
             return 0
