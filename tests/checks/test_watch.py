@@ -229,4 +229,4 @@ def test_canaries_are_run_again_when_they_are_due(
         watch.run_canaries(place, {"process": "1 1"})
         assert bool(ran) is due
         if due:
-            assert ran[0][-2:] == ["output", str(place.folder)]
+            assert ran[0][-3:] == ["output", str(place.folder), "again"]

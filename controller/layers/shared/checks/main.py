@@ -1,4 +1,4 @@
-"""``python checks.pyz watch|output FOLDER``, ``put-back FOLDER <FAILURE``: the programs that run beside a server."""
+"""The programs that run beside a server: ``checks.pyz watch|output FOLDER [again]``, ``put-back FOLDER <FAILURE``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> int:
         if what == "put-back":
             good.put_back(place, json.load(sys.stdin))
             return 0
-        result = output.run(place)
+        result = output.run(place, again=sys.argv[3:] == ["again"])
         for each in result["checks"]:
             print(f"{each['result']} {each['name']}: {each['evidence']}", flush=True)
         return 0

@@ -258,7 +258,7 @@ def run_canaries(place: Place, health: dict[str, Any]) -> None:
     if time.time() - result["at"] < (CANARIES_SOONER if undecided else CANARIES_EVERY):
         return
     # A process of its own: what hangs in there does not keep us from watching for ever.
-    command = [sys.executable, "-I", sys.argv[0], "output", str(place.folder)]
+    command = [sys.executable, "-I", sys.argv[0], "output", str(place.folder), "again"]
     try:
         subprocess.run(command, stdin=subprocess.DEVNULL, timeout=3600, check=False)
     except subprocess.TimeoutExpired:
