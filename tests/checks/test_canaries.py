@@ -169,8 +169,10 @@ def test_far_slower_than_it_used_to_be_is_told(tmp_path: Path) -> None:
         first = output.run(place)
         first["history"] = [500.0] * 6
         files.write(place.folder / "checks/output.json", first)
-        found = output.run(place)
-        assert [each["reason"] for each in found["checks"] if each["name"] == "speed"] == ["slower-than-before"]
+        for result in ("inconclusive", "inconclusive", "failed"):
+            found = output.run(place)
+            (speed,) = [each for each in found["checks"] if each["name"] == "speed"]
+            assert (speed["reason"], speed["result"]) == ("slower-than-before", result)
         assert found["figures"]["usual_tokens_per_second"] == 500.0
         files.write(place.folder / "marker.json", {"digest": "u2"})
         assert failed(output.run(place)) == []  # another unit has no past
@@ -229,6 +231,6 @@ def test_failures_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_good_server_is_never_flagged(tmp_path: Path) -> None:
-    with playing(tmp_path / "server", Engine(piece_seconds=0.001)) as place:
-        for _ in range(20):
+    with playing(tmp_path / "server", Engine(piece_seconds=0.005)) as place:
+        for _ in range(10):
             assert set(results(output.run(place)).values()) == {"passed"}

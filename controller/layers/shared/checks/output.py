@@ -57,18 +57,20 @@ def _run(place: Place, patience: float, again: bool) -> dict[str, Any]:
     figures = canaries.measure(asker)
     history = _history(earlier, measured_on)
     usual = canaries.usual(history)
-    judged = canaries.judge_figures(figures, place.settings["canaries"], history)
+    slow = earlier.get("slow_runs", 0) if history else 0
+    judged = canaries.judge_figures(figures, place.settings["canaries"], history, slow)
     if any(each.reason in ("too-slow", "slower-than-before") for each in judged):
         # What shares the machine slows a run, too: more of them before it is said.
         figures = canaries.measure(asker, 4, figures)
-        judged = canaries.judge_figures(figures, place.settings["canaries"], history)
+        judged = canaries.judge_figures(figures, place.settings["canaries"], history, slow)
     found += judged
     after = place.state().process
     if not before or before != after:
         raise NoAnswer(
             f"the server was started anew while it was asked ({before or 'none'} then, {after or 'none'} now)"
         )
-    if figures.tokens_per_second is not None and not any(each.reason == "slower-than-before" for each in judged):
+    is_slow = any(each.reason == "slower-than-before" for each in judged)
+    if figures.tokens_per_second is not None and not is_slow:
         history.append(figures.tokens_per_second)
     result = {
         "schema": files.SCHEMA,
@@ -83,6 +85,7 @@ def _run(place: Place, patience: float, again: bool) -> dict[str, Any]:
             "usual_tokens_per_second": usual,
         },
         "history": history[-KEPT:],
+        "slow_runs": slow + 1 if is_slow else 0,
         "failures": _failures(earlier, found),
     }
     files.write(place.folder / RESULT, result)
