@@ -59,7 +59,8 @@ class Fit:
 
     ``pool_tokens`` is how many tokens the KV cache holds in all, None where the engine has no such pool.
     ``context`` is the longest context that was asked for, ``requests`` how many run at once at most (None: not
-    limited, or not known), ``at_once`` how many of them can have ``context`` tokens each.
+    limited, or not known), ``at_once`` how many of them can have ``context`` tokens each. ``kv_how`` and ``state_how``
+    say how the bytes of a token and of a request come about.
     """
 
     outcome: Outcome
@@ -74,6 +75,8 @@ class Fit:
     lines: tuple[Line, ...] = ()
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    kv_how: str = ""
+    state_how: str = ""
 
     @property
     def at_once(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -233,6 +234,7 @@ class _Sum:
         self.lines: list[Line] = []
         self.problems: list[Problem] = []
         self.notes: list[str] = []
+        self.slots = 0
 
     def fit(self) -> Fit:
         self._refuse_what_is_not_known()
@@ -260,6 +262,8 @@ class _Sum:
             tokens = min(tokens, int(most))
         self.lines.append(Line("KV cache", f"room for {tokens:,} tokens of {kv:,.0f} bytes", pool))
         context = int(self.given.number("context-length") or self.shape.max_context)
+        if 0 < tokens < context:
+            self._say_better_ratio(kv, state, pool, requests)
         self._drafting(element, seen - round(seen * fraction), tokens)
         return Fit(
             outcome=self._outcome(pool, likely, tokens, context),
@@ -274,6 +278,8 @@ class _Sum:
             lines=tuple(self.lines),
             problems=tuple(self.problems),
             notes=tuple(self.notes),
+            kv_how=self.shape.kv_how(self.split, element),
+            state_how=linear.how(self.split) if linear else "",
         )
 
     def _outcome(self, pool: int, likely: bool, tokens: int, context: int) -> Outcome:
@@ -474,10 +480,24 @@ class _Sum:
         )
 
     def _say_states(self, state: int, slots: int, copies: int, requests: int, drafts: int) -> None:
+        self.slots = slots
         self.lines.append(Line("states of linear attention", f"{slots} slots of {state / 1e6:,.1f} MB", -slots * state))
         if drafts:
             how = f"{drafts} drafts of {requests} requests, {state / 1e6:,.1f} MB each"
             self.lines.append(Line("copies of states for drafts", how, -copies))
+
+    def _say_better_ratio(self, kv: float, state: int, pool: int, requests: int | None) -> None:
+        """Where states take more slots than its requests can use, tokens could have the rest."""
+        strategy = self.given.text("mamba-scheduler-strategy", "mamba-radix-cache-strategy") or "auto"
+        needed = (requests or 0) * self._ratio(strategy)
+        if not needed or needed >= self.slots or self.given.has("max-mamba-cache-size"):
+            return
+        freed = (self.slots - needed) * state
+        ratio = math.ceil(100 * needed * state / (pool + freed)) / 100
+        self.notes.append(
+            f"{needed} slots are enough for the states of {requests} requests: mamba-full-memory-ratio: {ratio:g} "
+            f"would leave room for {int((pool + freed) // kv):,} tokens"
+        )
 
     # Bytes of a token
 

@@ -58,6 +58,12 @@ class Linear:
         recurrent = self.value_heads // split * self.value_dim * self.key_dim * self.state_bytes
         return (convolution + recurrent) * self.layers
 
+    def how(self, split: int) -> str:
+        """The same, as a person reckons it."""
+        convolved = f"(2 x {self.key_heads} x {self.key_dim} + {self.value_heads} x {self.value_dim}) / {split}"
+        recurrent = f"{self.value_heads} / {split} x {self.value_dim} x {self.key_dim} x {self.state_bytes} bytes"
+        return f"({convolved} x {self.kernel - 1} x 2 bytes + {recurrent}) x {self.layers} layers"
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -104,6 +110,17 @@ class Shape:
     def kv_bytes(self, split: int, element: float) -> int:
         """Keys and values of one token on one GPU in the layers that keep every token's."""
         return round(self.full * self.bytes_per_layer(split, element))
+
+    def kv_how(self, split: int, element: float) -> str:
+        """Bytes of a token, as a person reckons them."""
+        layers = f"{self.full} layers" + (
+            f", and {self.sliding} that keep {self.window:,} tokens" if self.sliding else ""
+        )
+        if self.latent:
+            return f"{self.latent} elements x {element:g} bytes x {layers}, on each GPU"
+        heads = max(1, self.kv_heads // split)
+        of = f"{heads} of {self.kv_heads} heads" if split > 1 else f"{heads} heads"
+        return f"{of} x ({self.head_dim} + {self.value_dim}) x {element:g} bytes x {layers}"
 
     def sliding_bytes(self, split: int, element: float) -> int:
         """The same of the layers that keep the last ``window`` tokens only."""

@@ -139,6 +139,8 @@ class Transformers:
             context=shape.max_context,
             lines=lines,
             problems=problems,
+            kv_how=shape.kv_how(1, shape.width),
+            state_how=shape.linear.how(1) if shape.linear else "",
         )
 
 

@@ -252,6 +252,8 @@ class _Sum:
             notes=("by the usual activations it would not start: within what the sum may be wrong",)
             if outcome is Outcome.DOUBTFUL
             else (),
+            kv_how=self.shape.kv_how(self.split, self._element()),
+            state_how=self.shape.linear.how(self.split) if self.shape.linear else "",
         )
 
     def _refuse_what_is_not_known(self) -> None:
@@ -286,10 +288,13 @@ class _Sum:
         tokens = self.given.number("spec-tokens", "speculative-config.num_speculative_tokens")
         return int(tokens) if tokens else int(self.draft is not None)
 
+    def _element(self) -> int:
+        kind = self.given.text("kv-cache-dtype") or "auto"
+        return 1 if kind.startswith("fp8") else self.shape.width
+
     def _bytes(self) -> tuple[int, int, int]:
         """For one request: bytes a token of full length, bytes besides, and of these a state of linear attention."""
-        kind = self.given.text("kv-cache-dtype") or "auto"
-        element = 1 if kind.startswith("fp8") else self.shape.width
+        element = self._element()
         token = self.shape.kv_bytes(self.split, element)
         window = self.shape.window * self.shape.sliding_bytes(self.split, element)
         if self.draft is not None:

@@ -27,6 +27,8 @@ def fit_report(view: View, server: ModelServer) -> FitReport:
     """The sum for a server, on the GPUs that it would have where its spec wants it."""
     try:
         engine = registry.engine(server.engine.name)
+        if not engine.manages:
+            return _unknown(view.specs, server, "it is watched only")
         cards = cards_of(view, server)
         if isinstance(cards, Unassigned):
             return _unknown(view.specs, server, f"{cards.message}. To do: {cards.needs}")
@@ -48,6 +50,8 @@ def fit_report(view: View, server: ModelServer) -> FitReport:
             "weight_bytes": fit.weights,
             "kv_bytes_per_token": fit.kv_token,
             "state_bytes_per_request": fit.state_request,
+            "kv_how": fit.kv_how,
+            "state_how": fit.state_how,
             "context": fit.context,
             "pool_tokens": fit.pool_tokens,
             "tokens": fit.tokens,
@@ -149,8 +153,11 @@ def _what_follows(report: FitReport) -> Iterable[str]:
         return
     yield ""
     yield f"  a token takes {report.kv_bytes_per_token:,} bytes on each GPU"
+    if report.kv_how:
+        yield f"    {report.kv_how}"
     if report.state_bytes_per_request:
         yield f"  a request takes {report.state_bytes_per_request:,} bytes besides, for states"
+        yield f"    {report.state_how}"
     if report.pool_tokens is not None and report.context:
         part = report.pool_tokens / report.context
         yield f"  {report.pool_tokens:,} tokens in all are {part:.2f} requests of {report.context:,} tokens"

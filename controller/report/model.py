@@ -346,6 +346,8 @@ class FitReport(_Row):
     weight_bytes: int | None = None
     kv_bytes_per_token: int | None = None
     state_bytes_per_request: int | None = None
+    kv_how: str = ""
+    state_how: str = ""
     context: int | None = None
     pool_tokens: int | None = None
     tokens: int | None = None

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import queue
 import tempfile
 import threading
 import time
@@ -35,65 +34,50 @@ Answer = Description | NotDescribed
 
 
 class Hub:
-    """The Hub as one controller knows it. Safe to be asked from several threads."""
+    """The Hub as one controller knows it. Safe to be asked from several threads.
+
+    Who asks for a model for the first time waits for the answer. Later, what has grown old is told once more while it
+    is asked for again beside, so that a Hub that hangs holds up no look at hosts.
+    """
 
     def __init__(self, state: str | os.PathLike[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._kept = Path(state) / "hub"
         self._clock = clock
-        self._lock = threading.Lock()
+        self._news = threading.Condition()
         self._known: dict[tuple[str, str], tuple[Answer, float]] = {}
+        self._asking: set[tuple[str, str]] = set()
 
     def describe(self, asked: Sequence[ModelAsked]) -> Mapping[tuple[str, str], Answer]:
         """Describe models, all at once; returns within ``PATIENCE`` seconds."""
-        told: dict[tuple[str, str], Answer] = {}
-        missing: list[ModelAsked] = []
-        for one in asked:
-            known = self._known_already(one)
-            if known is None:
-                missing.append(one)
-            else:
-                told[one.repo, one.revision] = known
-        if not missing:
-            return told
-        answers: queue.SimpleQueue[tuple[ModelAsked, Answer]] = queue.SimpleQueue()
-        for one in missing:
-            # A daemon: one that hangs must not keep the program from ending
-            threading.Thread(target=lambda one=one: answers.put((one, self._ask(one))), daemon=True).start()
-        until = self._clock() + PATIENCE
-        waiting = {(one.repo, one.revision): one for one in missing}
-        with contextlib.suppress(queue.Empty):
-            while waiting:
-                one, answer = answers.get(timeout=max(0.0, until - self._clock()))
-                waiting.pop((one.repo, one.revision), None)
-                told[one.repo, one.revision] = self._remember(one, answer)
-        for key, one in waiting.items():
-            late = NotDescribed(
-                Trouble.OFFLINE,
-                f"the Hub ({endpoint()}) has not told of {one.repo} within {PATIENCE:.0f} s",
-                "look at the controller's network and at HF_ENDPOINT; it is asked again",
-            )
-            told[key] = self._remember(one, late)
-        return told
+        keys = [(one.repo, one.revision) for one in asked]
+        with self._news:
+            for key, one in zip(keys, asked, strict=True):
+                if not self._is_fresh(key, one) and key not in self._asking:
+                    self._asking.add(key)
+                    # A daemon: one that hangs must not keep the program from ending
+                    threading.Thread(target=self._learn, args=(key, one), daemon=True).start()
+            self._news.wait_for(lambda: all(key in self._known for key in keys), PATIENCE)
+            return {key: self._known[key][0] if key in self._known else _late(key[0]) for key in keys}
 
-    def _known_already(self, asked: ModelAsked) -> Answer | None:
-        key = asked.repo, asked.revision
-        with self._lock:
-            known = self._known.get(key)
-        if known is not None:
-            answer, when = known
-            lasts = AGAIN if isinstance(answer, NotDescribed) else None if is_commit(asked.revision) else MOVES
-            if lasts is None or self._clock() - when < lasts:
-                return answer
-            return None
-        if not is_commit(asked.revision):
-            return None
-        kept = self._read(asked.repo, asked.revision)
-        return None if kept is None else self._remember(asked, kept)
+    def _is_fresh(self, key: tuple[str, str], asked: ModelAsked) -> bool:
+        """Whether what is known needs not be asked for; what is kept of a commit is taken for known."""
+        if key not in self._known and is_commit(asked.revision):
+            kept = self._read(asked.repo, asked.revision)
+            if kept is not None:
+                self._known[key] = kept, self._clock()
+        if key not in self._known:
+            return False
+        answer, when = self._known[key]
+        if isinstance(answer, Description) and is_commit(asked.revision):
+            return True
+        return self._clock() - when < (AGAIN if isinstance(answer, NotDescribed) else MOVES)
 
-    def _remember(self, asked: ModelAsked, answer: Answer) -> Answer:
-        with self._lock:
-            self._known[asked.repo, asked.revision] = answer, self._clock()
-        return answer
+    def _learn(self, key: tuple[str, str], asked: ModelAsked) -> None:
+        answer = self._ask(asked)
+        with self._news:
+            self._known[key] = answer, self._clock()
+            self._asking.discard(key)
+            self._news.notify_all()
 
     def _ask(self, asked: ModelAsked) -> Answer:
         answer = _asked_of_hub(asked, self._read)
@@ -126,6 +110,14 @@ class Hub:
             with tempfile.NamedTemporaryFile("w", dir=self._kept, delete=False, encoding="utf-8") as file:
                 json.dump(data, file)
             os.replace(file.name, path)
+
+
+def _late(repo: str) -> NotDescribed:
+    return NotDescribed(
+        Trouble.OFFLINE,
+        f"the Hub ({endpoint()}) has not told of {repo} within {PATIENCE:.0f} s",
+        "look at the controller's network and at HF_ENDPOINT; it is still being asked",
+    )
 
 
 def endpoint() -> str:

@@ -59,8 +59,6 @@ class Engine:
     drafted: int = 0
     accepted: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
-    at_once: int = 0
-    most_at_once: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     asked_once: dict[str, int] = field(default_factory=dict)
 
@@ -119,16 +117,6 @@ class Handler(BaseHTTPRequestHandler):
         engine = self.engine
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         engine.requests.append(body)
-        with engine.lock:
-            engine.at_once += 1
-            engine.most_at_once = max(engine.most_at_once, engine.at_once)
-        try:
-            self._complete(engine, body)
-        finally:
-            with engine.lock:
-                engine.at_once -= 1
-
-    def _complete(self, engine: Engine, body: dict[str, Any]) -> None:
         self._wait()
         if engine.key and self.headers.get("Authorization") != f"Bearer {engine.key}":
             self._answer(401, b'{"error": "no"}')

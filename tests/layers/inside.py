@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from controller.core import probe
 from controller.core.words import Script, Step
+from controller.facts.words import Section
 
 OURS = ("/opt/reconcile", "/etc/systemd/system")
 
@@ -25,10 +27,19 @@ class Ground:
 
     def text(self, script: Script) -> str:
         """The script as it is laid down, with paths of ours under the root."""
-        text = files("controller.world.host").joinpath("lib.sh").read_text(encoding="utf-8") + script.text
+        return self.here(files("controller.world.host").joinpath("lib.sh").read_text(encoding="utf-8") + script.text)
+
+    def here(self, text: str) -> str:
+        """A text with paths of ours under the root."""
         for path in OURS:
             text = text.replace(path, f"{self.root}{path}")
         return text
+
+    def ask(self, fragment: str) -> Section:
+        """What a layer's fragment answers of this place."""
+        text = f"root=\n{probe.script({'section': self.here(fragment)})}\nrun_dir={self.root}/run\n{probe.look('N', 0, ())}"
+        done = subprocess.run(["dash"], input=text.encode(), capture_output=True, timeout=60, check=False)
+        return probe.read(done.stdout, "N")["section"]
 
     def begin(self, step: Step, stdin: bytes | None = None) -> subprocess.Popen[bytes]:
         """Start the step's script in a session of its own, as a unit is."""
@@ -39,7 +50,7 @@ class Ground:
         laid.write_text("set -eu\n" + self.text(step.script))
         with given.open("rb") as source, (work / "out").open("wb") as out:
             return subprocess.Popen(
-                ["dash", str(laid), *step.args],
+                ["dash", str(laid), *map(self.here, step.args)],
                 stdin=source,
                 stdout=out,
                 stderr=subprocess.STDOUT,

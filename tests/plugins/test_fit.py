@@ -1,5 +1,6 @@
 """Whether it fits: the sums of the engines, on the story's cards and on one that was measured."""
 
+import re
 from typing import Any
 
 import pytest
@@ -100,6 +101,30 @@ def test_the_sum_adds_up() -> None:
         *parts, pool = [line.bytes for line in found.lines if line.bytes is not None]
         assert sum(parts) == pool
         assert found.pool_tokens == pool // found.kv_token
+
+
+def test_what_a_note_promises_comes_true() -> None:
+    found = fit(flags=BUFFERED)
+    (note,) = found.notes
+    ratio = note.split("mamba-full-memory-ratio: ")[1].split()[0]
+    promised = int(note.split("room for ")[1].split()[0].replace(",", ""))
+    better = fit(flags={**BUFFERED, "mamba-full-memory-ratio": ratio})
+    assert better.requests == found.requests == 6
+    assert better.pool_tokens == pytest.approx(promised, rel=0.03)
+    assert promised > (found.pool_tokens or 0)
+
+
+def test_the_bytes_of_a_token_and_a_request_can_be_checked_by_hand() -> None:
+    for config in (configs.qwen_27b(), configs.qwen3_32b(), configs.deepseek_v3()):
+        found = fit(version="0.5.23", config=config, gpus=(141 * GIB,) * 8)
+        assert _worth(found.kv_how) == found.kv_token
+        assert not found.state_request or _worth(found.state_how) == found.state_request
+
+
+def _worth(how: str) -> float:
+    """What an expression of the report is worth."""
+    plain = re.sub(r" of \d+ heads| heads| elements| bytes| layers|, on each GPU", "", how)
+    return float(eval(plain.replace(" x ", " * "), {"__builtins__": {}}))
 
 
 def test_copies_for_drafts_are_in_the_sum() -> None:

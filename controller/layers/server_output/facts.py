@@ -72,6 +72,7 @@ class Output:
 
     ``unit`` and ``environment`` are those of ``marker.json`` then, ``process`` tells one run of the server from another
     (as in the facts of its health), ``asked`` is the digest of what was asked for. ``at`` is in Unix seconds.
+    ``failures`` counts how often each check has failed for each reason, of all runs there were.
     """
 
     unit: str
@@ -81,6 +82,7 @@ class Output:
     checks: tuple[Check, ...]
     figures: Figures = Figures()
     at: float = 0.0
+    failures: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -190,7 +192,13 @@ def _output(said: Mapping[str, Any]) -> Output:
         ),
         figures=Figures(**{name: _figure(figures.get(name)) for name in Figures.__slots__}),
         at=float(said["at"]),
+        failures=tuple(_counted(*each) for each in sorted(said.get("failures", {}).items())),
     )
+
+
+def _counted(name: str, count: object) -> tuple[str, str, int]:
+    check, reason = name.split(" ")
+    return check, reason, int(str(count))
 
 
 def _figure(value: object) -> float | None:

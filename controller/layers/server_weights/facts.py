@@ -3,9 +3,10 @@
 A model's marker is ``/opt/reconcile/weights/KEY.json``, KEY being the first 16 hexadecimal digits of the SHA-256 of its
 directory's path. It is there from the beginning of the first download: ``{"schema": 1, "object": "ModelServer/NAME",
 "repo", "revision": COMMIT, "directory", "files": [{"path", "size", "sha256" or "" (a small file that lies in git),
-"blob" (git's sha1 of it, or ""), "mtime": ns or null, "damaged": bool}]}``, with ``directory`` on a line of its own.
-``mtime`` is the file's at the moment when its content was compared and found right. What is not whole yet lies in
-``.reconcile`` in the directory, which goes when everything is there.
+"blob" (git's sha1 of it, or ""), "mtime": ns or null, "damaged": bool}], "real"}``. ``real``, on a line of its own, is
+the directory's path without links. ``mtime`` is the file's at the moment when its content was compared. What is not
+whole yet lies in ``.reconcile`` in the directory, which goes when everything is there. ``KEY.compared`` is as old as
+the last comparison of all.
 """
 
 from __future__ import annotations
@@ -156,8 +157,6 @@ def _here(told: Told) -> WeightsHere:
                         aside[key] = aside.get(key, 0) + int(size)
                     else:
                         found.setdefault(key, []).append((path, Found(int(size), _nanoseconds(mtime))))
-                case ["aside", key]:
-                    aside.setdefault(key, 0)
                 case ["hangs", key]:
                     hangs.add(key)
                 case ["due", key]:

@@ -24,7 +24,7 @@ def asked(server: ModelServer, gpus: Sequence[str], environment: str) -> str:
         for way in ("token", "stalled_after"):
             model.pop(way, None)  # how it is fetched changes nothing of what runs
     if isinstance(engine := spec.get("engine"), dict):
-        for way in ("index_url", "wheels"):
+        for way in ("allow_known_bad", "index_url", "wheels"):
             engine.pop(way, None)
     budget = server.checks.startup_budget.total_seconds()
     return digest({"spec": spec, "gpus": list(gpus), "environment": environment, "startup": budget})

@@ -1,4 +1,4 @@
-"""``python checks.pyz watch|output FOLDER``, ``put-back FOLDER <FAILURE``: the programs that run beside a server."""
+"""The programs that run beside a server: ``checks.pyz watch|output FOLDER [again]``, ``put-back FOLDER <FAILURE``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def main() -> int:
     """Run one of them; its exit code. 75: what it rests on is not there (any more)."""
     what, folder = sys.argv[1], Path(sys.argv[2])
     try:
-        if what == "watch":
-            return watch.keep_watch(folder)
         place = Place(folder)
+        if what == "watch":
+            return watch.keep_watch(place)
         if what == "put-back":
             good.put_back(place, json.load(sys.stdin))
             return 0
-        result = output.run(place)
+        result = output.run(place, again=sys.argv[3:] == ["again"])
         for each in result["checks"]:
             print(f"{each['result']} {each['name']}: {each['evidence']}", flush=True)
         return 0

@@ -25,6 +25,8 @@ EVERY = 10.0
 PROBE_EVERY = 60.0
 """Seconds between two requests of ours while nothing moves."""
 PROBE_TIMEOUT = 60.0
+ANSWER_TIMEOUT = 20.0
+"""Seconds that an answer may take which needs no tokens."""
 HEARTBEAT = 60.0
 """Seconds after which the file is written again though nothing has changed."""
 CANARIES_EVERY = 6 * 3600.0
@@ -136,7 +138,7 @@ class Watch:
 
     def _names_the_model(self) -> Seen | None:
         http = self.place.settings["http"]
-        status, body = self.server.get(http["models"], 20)
+        status, body = self.server.get(http["models"], ANSWER_TIMEOUT)
         if status in (401, 403):
             return Seen("inconclusive", f"it refuses the key that it was given (HTTP {status})")
         if status != 200:
@@ -216,10 +218,9 @@ def _text(body: bytes) -> str:
     return " ".join(body[:300].decode("utf-8", "replace").split())
 
 
-def keep_watch(folder: Path) -> int:
+def keep_watch(place: Place, wait: Callable[[float], None] = time.sleep) -> int:
     """Look until the unit is stopped on purpose; its exit code. One that fails stays watched: somebody may start it."""
-    place = Place(folder)
-    watch = Watch(place)
+    folder, watch = place.folder, Watch(place)
     before = files.read(folder / "health.json") or {}
     watch.crashes = list(before.get("crashes") or [])[-KEPT_CRASHES:]
     written: dict[str, Any] = {}
@@ -234,8 +235,8 @@ def keep_watch(folder: Path) -> int:
             written, written_at = health, time.monotonic()
         beat(folder)
         if health["level"] == "generates":
-            _run_canaries(place, health)
-        time.sleep(EVERY)
+            run_canaries(place, health)
+        wait(EVERY)
 
 
 def _apart(health: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +249,7 @@ def beat(folder: Path) -> None:
     files.replace(folder / "health.beat", f"{int(time.clock_gettime(time.CLOCK_BOOTTIME))}\n".encode(), 0o644)
 
 
-def _run_canaries(place: Place, health: dict[str, Any]) -> None:
+def run_canaries(place: Place, health: dict[str, Any]) -> None:
     """Run the canaries when they are due again. The first run on a unit is a step, asked for and seen."""
     result = files.read(place.folder / "checks/output.json")
     if result is None or result["measured_on"] != place.measured_on(health["process"]):
@@ -257,7 +258,7 @@ def _run_canaries(place: Place, health: dict[str, Any]) -> None:
     if time.time() - result["at"] < (CANARIES_SOONER if undecided else CANARIES_EVERY):
         return
     # A process of its own: what hangs in there does not keep us from watching for ever.
-    command = [sys.executable, "-I", sys.argv[0], "output", str(place.folder)]
+    command = [sys.executable, "-I", sys.argv[0], "output", str(place.folder), "again"]
     try:
         subprocess.run(command, stdin=subprocess.DEVNULL, timeout=3600, check=False)
     except subprocess.TimeoutExpired:
