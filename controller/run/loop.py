@@ -212,6 +212,8 @@ class Loop:
 
     def described(self, models: HubFacts | None) -> None:
         """The Hub was asked about the models of the specs."""
+        if models == self._models:
+            return
         self._models = models
         for facts in self._facts.values():
             self._know(facts)
