@@ -359,9 +359,9 @@ def test_leftovers_are_seen_and_removed(box: Box, hub: Hub) -> None:
 
 
 def test_a_file_with_a_way_out_of_the_directory_is_refused(box: Box, hub: Hub) -> None:
-    hub.repos[REPO].files["../../outside.txt"] = b"x"
+    hub.repos[REPO].files["/outside.txt"] = b"x"
     assert box.ground.run(box.step()) == 1
-    assert "cannot take a file called '../../outside.txt'" in box.ground.said
+    assert "cannot take a file called '/outside.txt'" in box.ground.said
 
 
 def test_through_a_link_on_the_way_it_is_found_as_well(box: Box, tmp_path: Path) -> None:
