@@ -40,6 +40,7 @@ class Engine:
 
     wrong: dict[str, str] = field(default_factory=dict)
     models: list[str] = field(default_factory=lambda: [NAME])
+    context: int | None = None
     key: str = ""
     status: int = 200  # of completions
     models_status: int = 200
@@ -108,7 +109,8 @@ class Handler(BaseHTTPRequestHandler):
             if self.engine.key and self.headers.get("Authorization") != f"Bearer {self.engine.key}":
                 self._answer(401, b"{}")
                 return
-            listed = {"data": [{"id": name} for name in self.engine.models]}
+            length = {"max_model_len": self.engine.context} if self.engine.context else {}
+            listed = {"data": [{"id": name, **length} for name in self.engine.models]}
             self._answer(self.engine.models_status, json.dumps(listed).encode())
         else:
             self._answer(404, b"{}")
@@ -124,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
         if engine.status != 200:
             self._answer(engine.status, b'{"error": "engine is dead"}')
             return
-        if any(name in body for name in engine.refuses):
+        if any(name in body for name in engine.refuses) or body["max_tokens"] >= (engine.context or 1 << 30):
             self._answer(400, b'{"error": "unexpected field"}')
             return
         message = engine.message(body)

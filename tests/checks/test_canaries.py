@@ -112,6 +112,10 @@ def test_what_it_does_not_take_is_left_out(tmp_path: Path) -> None:
     assert len([body for body in engine.requests if "chat_template_kwargs" in body]) == 1
 
 
+def test_a_short_context_is_kept_to(tmp_path: Path) -> None:
+    assert failed(run(tmp_path, Engine(context=500))) == []
+
+
 def test_it_uses_the_servers_own_key_and_does_not_show_it(tmp_path: Path) -> None:
     engine = Engine(key="s3cr3t")
     with playing(tmp_path / "server", engine) as place:

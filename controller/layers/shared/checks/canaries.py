@@ -56,6 +56,8 @@ TRIES = 2
 """A wrong answer is asked for again; when that is wrong, too, the check has failed."""
 
 
+THOUGHTS = 4096
+"""Tokens for an answer of a model that has used up the first ones on thinking."""
 SLOW_RUNS = 3
 """One after the other, far slower than usual, after which a server is slower than before."""
 
@@ -69,7 +71,8 @@ class Asker:
     """Asks a server, and steps back while others wait in it.
 
     ``plainly`` are what a request says so that a model that can think does not; it is left out for a server that does
-    not take it. ``patience`` in seconds is for all of its waiting; ``timeout`` for one answer.
+    not take it. ``patience`` in seconds is for all of its waiting; ``timeout`` for one answer. ``context`` is the
+    longest that the server takes in tokens, question and answer, where it tells.
     """
 
     server: Server
@@ -77,10 +80,13 @@ class Asker:
     plainly: dict[str, Any] = field(default_factory=dict)
     patience: float = 300.0
     timeout: float = 120.0
+    context: int | None = None
 
     def ask(self, question: str, max_tokens: int = 64, thinking: bool = False, **more: Any) -> Reply:
         """One answer. A model that thought all the time is given more tokens once. Raises NoAnswer, Refused, Busy."""
         self.wait_for_room()
+        if self.context is not None:
+            max_tokens = min(max_tokens, self.context // 2)
         messages = [{"role": "user", "content": question}]
         plainly = {} if thinking else self.plainly
         try:
@@ -90,8 +96,9 @@ class Asker:
                 raise
             self.plainly = {}
             return self.ask(question, max_tokens, thinking, **more)
-        if reply.finish == "length" and not reply.content.strip() and reply.reasoning and max_tokens < 4096:
-            return self.ask(question, 4096, thinking, **more)
+        thought_on = reply.finish == "length" and not reply.content.strip() and reply.reasoning
+        if thought_on and max_tokens < min(THOUGHTS, (self.context or THOUGHTS * 2) // 2):
+            return self.ask(question, THOUGHTS, thinking, **more)
         return reply
 
     def wait_for_room(self) -> None:

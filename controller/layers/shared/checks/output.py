@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import canaries, files, good
-from .asking import NoAnswer
+from .asking import NoAnswer, Server
 from .place import Place
 
 RESULT = Path("checks/output.json")
@@ -48,6 +49,7 @@ def _run(place: Place, patience: float, again: bool) -> dict[str, Any]:
         dict(place.settings["canaries"]["plainly"]),
         patience,
         place.settings["canaries"]["timeout"],
+        _context(place, server),
     )
     earlier = files.read(place.folder / RESULT) or {}
     chosen = canaries.chosen(place.settings["canaries"])
@@ -92,6 +94,16 @@ def _run(place: Place, patience: float, again: bool) -> dict[str, Any]:
     if not any(each.result == "failed" for each in found) and any(each.result == "passed" for each in found):
         good.note(place, measured_on)
     return result
+
+
+def _context(place: Place, server: Server) -> int | None:
+    """The longest text in tokens that the server says it takes, None when it does not say."""
+    try:
+        models = json.loads(server.get(place.settings["http"]["models"], 20.0)[1])["data"]
+        lengths = [each.get("max_model_len") for each in models if each.get("id") == server.model]
+    except (NoAnswer, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def _kept(earlier: dict[str, Any], measured_on: dict[str, str], names: tuple[str, ...]) -> list[canaries.Found]:
