@@ -185,6 +185,8 @@ class Rig:
         directory = f"/models/{server.model.repo.replace('/', '--')}/{server.model.revision}"
         files = {"model.safetensors": WeightFile(10, 10)}
         image.models[directory] = Model(server.model.repo, server.model.revision, files)
+        for host in self.fleet.hosts.values():
+            self.fleet.touch(host)
 
     def next(self) -> Next:
         """What follows from what is seen."""
