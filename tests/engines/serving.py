@@ -18,7 +18,9 @@ from typing import Any
 from controller.engines.registry import engine
 from controller.engines.words import Place as EnginePlace
 from controller.layers.server_unit.facts import Arguments, as_plain
+from controller.layers.server_unit.unit_file import Supervision, unit_text
 from controller.layers.shared import checking
+from controller.layers.shared.server_physics import words
 from controller.spec.model import ModelServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,23 +61,38 @@ CPU: Mapping[str, Mapping[str, Any]] = {
 """What each engine is given here so that it does without a GPU."""
 
 
+@dataclass(frozen=True)
+class How:
+    """How an engine is run: its environment, the GPUs that it gets by UUID, what it is given besides the model."""
+
+    environment: Path
+    version: str
+    flags: Mapping[str, Any]
+    env: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+
+
+def on_cpu(name: str) -> How:
+    """Without a GPU, in the environment that tests/engines/install made."""
+    return How(ENGINES / name, **CPU[name])
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def spec(name: str, port: int, **checks: Any) -> ModelServer:
+def spec(name: str, port: int, how: How, **checks: Any) -> ModelServer:
     """A server of the tiny model on one of the engines."""
-    given = CPU[name]
     return ModelServer.model_validate(
         {
             "kind": "ModelServer",
             "name": "tiny",
             "host": "box1",
             "model": {"repo": "test/tiny", "revision": "0" * 40, "directory": "/models"},
-            "engine": {"name": name, "version": given["version"]},
-            "serve": {"port": port, "flags": {**given["flags"], **PARSERS.get(name, {})}, "env": given["env"]},
+            "engine": {"name": name, "version": how.version},
+            "serve": {"port": port, "flags": {**how.flags, **PARSERS.get(name, {})}, "env": how.env},
             "checks": {"output": ["arithmetic", "tool-call", "reasoning"], **checks},
         }
     )
@@ -115,28 +132,39 @@ class Serving:
 
 
 @contextmanager
-def serving(name: str, model: Path, folder: Path, **checks: Any) -> Iterator[Serving]:
-    """Start an engine on a model; its folder is as in a place, with a systemctl that knows this one process."""
-    server = spec(name, free_port(), **checks)
+def serving(name: str, model: Path, folder: Path, how: How | None = None, **checks: Any) -> Iterator[Serving]:
+    """Start an engine on a model, as its unit's text says; its folder is as in a place, with a systemctl of its own."""
+    how = how or on_cpu(name)
+    server = spec(name, free_port(), how, **checks)
     kind = engine(name)
-    place = EnginePlace(str(ENGINES / name), str(model), "", str(folder / "config.yaml"), ())
+    place = EnginePlace(str(how.environment), str(model), "", str(folder / "config.yaml"), how.gpus)
     command = kind.command(server, place, None)
     arguments = Arguments(
-        command.argv, engine=name, version=server.engine.version, env_digest="e" * 64, env_dir=place.env_dir,
-        model_dir=str(model), port=server.serve.port, address=server.serve.address,
-    )  # fmt: skip
+        command.argv,
+        environment=tuple(sorted(command.environment.items())),
+        engine=name,
+        version=server.engine.version,
+        env_digest="e" * 64,
+        env_dir=place.env_dir,
+        model_dir=str(model),
+        address=server.serve.address,
+        port=server.serve.port,
+        gpus=how.gpus,
+    )
     folder.mkdir(parents=True)
     log = folder / "log"
     cache = folder / "cache"
     cache.mkdir()
+    argv, environment = started_by(unit_text(server.name, "tiny", arguments, "u" * 64, Supervision()))
+    assert (argv, environment) == (command.argv, dict(command.environment))
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command.argv,
+            argv,
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             cwd=folder,
-            env={**command.environment, "LC_ALL": "C.UTF-8", "HOME": str(cache), "XDG_CACHE_HOME": str(cache)},
+            env={**environment, "LC_ALL": "C.UTF-8", "HOME": str(cache), "XDG_CACHE_HOME": str(cache)},
             start_new_session=True,
         )
     try:
@@ -144,6 +172,19 @@ def serving(name: str, model: Path, folder: Path, **checks: Any) -> Iterator[Ser
         yield Serving(server, process, folder, log, {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"})
     finally:
         end(process)
+
+
+def started_by(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and the variables that a unit's text gives its process, read as systemd reads them."""
+    argv: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        if name == "ExecStart":
+            argv = words(value)
+        elif name == "Environment":
+            environment.update(word.split("=", 1) for word in words(value))
+    return argv, environment
 
 
 def lay_down(folder: Path, server: ModelServer, arguments: Arguments, pid: int) -> None:
