@@ -17,7 +17,7 @@ from controller.run.once import Pass, Report
 from controller.spec.ref import Ref
 from controller.world.port import Done, Order
 from controller.world.sim import SimWorld
-from tests.layers.servers import COMMIT, FLEET, specs
+from tests.layers.servers import COMMIT, FLEET, document, specs
 from tests.sim.controllers import Told
 from tests.sim.fleets import fleet
 
@@ -51,12 +51,27 @@ def qwen() -> Model:
     return Model("Qwen/Qwen3.6-27B", COMMIT, shards, {"config.json": json.dumps(CONFIG)})
 
 
+def small() -> Model:
+    """One of 5 GB, of the same shape, that fits any card."""
+    weights = {"model.safetensors": WeightFile(5 * GB, 5 * GB)}
+    return Model("a/small", COMMIT, weights, {"config.json": json.dumps(CONFIG)})
+
+
+_SMALL = f"{{repo: a/small, revision: {COMMIT}, directory: /models}}"
+TWO = (
+    document("one", gpus="[0]", model=_SMALL),
+    document("two", gpus="[1]", model=_SMALL, serve="{port: 30001}"),
+)
+"""Two servers of the same in one container, with a card each."""
+
+
 class Rig:
     """A simulated fleet, and a controller that knows every layer."""
 
     def __init__(self, *documents: str, secrets: Mapping[str, str] | None = None) -> None:
         self.fleet: Fleet = fleet(FLEET)
         self.fleet.hub[f"Qwen/Qwen3.6-27B@{COMMIT}"] = qwen()
+        self.fleet.hub[f"a/small@{COMMIT}"] = small()
         self.secrets = dict(secrets or {})
         self.want(*documents)
         self.world = SimWorld(self.fleet, "one", "one", checked=True)
@@ -119,6 +134,6 @@ class Rig:
     def actions(self) -> list[str]:
         """What one pass does, each step by its action; it has to end with everything in order."""
         report = self.once()
-        wrong = [j for j in report.upcoming.judged if isinstance(j.verdict, Drift)]
-        assert report.upcoming.in_sync, (wrong, report.ended)
+        wrong = [j.verdict.message for j in report.upcoming.judged if isinstance(j.verdict, Drift)]
+        assert report.upcoming.in_sync, (wrong, [(each.step.action, each.message) for each in report.ended])
         return [each.step.action for each in report.ended]
