@@ -688,6 +688,8 @@ class OutputCheck(StrEnum):
     """A tool is called as it was declared, and the call is parsed."""
     REASONING = "reasoning"
     """Reasoning comes apart from the answer."""
+    STRUCTURED = "structured"
+    """An answer that was asked to keep to a JSON schema keeps to it."""
 
 
 class Range(Model):
