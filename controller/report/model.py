@@ -22,11 +22,12 @@ from controller.layers.boot.next_boot import next_boot
 from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.kernel.facts import KernelFacts
 from controller.layers.power.facts import PowerFacts
+from controller.layers.server_process.facts import ProcessFacts
 from controller.run.drain import Drain
 from controller.run.ended import Ended
 from controller.run.memory import Backoff, Drifting, Kept, Key
 from controller.run.once import Report
-from controller.spec.model import GpuOwner, Lifecycle, Specs
+from controller.spec.model import GpuOwner, Lifecycle, ModelServer, Specs
 from controller.spec.policy import Mode, Permission
 from controller.spec.ref import Ref
 
@@ -116,10 +117,11 @@ class WaitRow(_Row):
 
 
 class StopRow(_Row):
-    """What would be stopped, and for how many seconds at most."""
+    """What would be stopped, for how many seconds at most, and by what; a server until it is ready again."""
 
     object: str
     at_most_seconds: float
+    why: list[str] = []
 
 
 class Summary(_Row):
@@ -742,7 +744,7 @@ def plan_report(
         blocked=len(blocked),
         unknown=len(unknown),
         deletes=_of_class(chosen, DELETING),
-        stops=_stops(chosen, _stand_still(specs, facts)),
+        stops=_stops(chosen, _stand_still(specs, facts), specs),
         reboots=_of_class(chosen, frozenset({Permission.REBOOT_HOST})),
         leaves_alone=leaves_alone(specs, facts, refs),
     )
@@ -1036,14 +1038,19 @@ def _of_class(steps: Iterable[Step], classes: frozenset[Permission]) -> list[str
     return list(dict.fromkeys(str(d.object) for step in steps for d in step.disrupts if d.permission in classes))
 
 
-def _stops(steps: Iterable[Step], standing: frozenset[str]) -> list[StopRow]:
+def _stops(steps: Iterable[Step], standing: frozenset[str], specs: Specs) -> list[StopRow]:
     longest: dict[str, float] = {}
+    why: dict[str, list[str]] = {}
     for step in steps:
         for disruption in step.disrupts:
             name = str(disruption.object)
             if disruption.permission in STOPPING and name not in standing:
                 longest[name] = longest.get(name, 0.0) + step.timeout
-    return [StopRow(object=name, at_most_seconds=seconds) for name, seconds in longest.items()]
+                why.setdefault(name, []).append(step.summary)
+    for server in specs.servers.values():
+        if str(server.ref) in longest:
+            longest[str(server.ref)] += server.checks.startup_budget.total_seconds()
+    return [StopRow(object=name, at_most_seconds=seconds, why=why[name]) for name, seconds in longest.items()]
 
 
 def _stand_still(specs: Specs, facts: FleetFacts) -> frozenset[str]:
@@ -1061,9 +1068,21 @@ def _stand_still(specs: Specs, facts: FleetFacts) -> frozenset[str]:
     servers = {
         str(server.ref)
         for server in specs.servers.values()
-        if server.container and f"Container/{server.container}" in standing
+        if (server.container and f"Container/{server.container}" in standing) or _is_down(specs, facts, server)
     }
     return frozenset(standing | servers)
+
+
+def _is_down(specs: Specs, facts: FleetFacts, server: ModelServer) -> bool:
+    """Whether nothing of a server runs anywhere, as far as its own host and all others tell."""
+    told = {name: host.section("server.process") for name, host in facts.items()}
+    here = told.get(specs.host_of(server) or "")
+    return isinstance(here, Known) and not any(
+        (found := place.of(server.name)) is not None and found.main is not None
+        for section in told.values()
+        if isinstance(section, Known) and isinstance(section.value, ProcessFacts)
+        for _, place in section.value.places
+    )
 
 
 def leaves_alone(specs: Specs, facts: FleetFacts, refs: set[Ref]) -> list[str]:

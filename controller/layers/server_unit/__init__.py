@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from controller.core.package import text
 from controller.core.view import View
-from controller.core.words import Block, Disruption, Drift, Effect, InSync, Layer, Skipped, Step, Verdict
+from controller.core.words import Block, Disruption, Drift, Effect, InSync, Layer, NotKnown, Skipped, Step, Verdict
 from controller.engines import registry
 from controller.engines.words import Engine, tensor_parallel
 from controller.engines.words import Place as EnginePlace
@@ -162,7 +162,10 @@ def _wanted(view: View, server: ModelServer, place: Place, engine: Engine) -> Wa
     if isinstance(cards, Unassigned):
         return Drift(Reason.NO_GPU, cards.message, Block(Reason.NO_GPU, cards.message, cards.needs))
     environment = environments.wanted(view, server)
-    gpus = tuple(card.uuid for card in cards)
+    untold = [card.pci for card in cards if not card.uuid and not card.later]
+    if untold:
+        raise NotKnown("gpu-not-known", f"the UUID of {', '.join(untold)} on {place.host} is not known yet")
+    gpus = tuple(card.uuid or f"UUID-of-{card.pci}" for card in cards)
     resolved = engine.resolve(server, environment.flags, len(cards))
     if resolved.faults:
         reason = Reason.UNKNOWN_FLAG if any("no such flag" in f.message for f in resolved.faults) else Reason.BAD_FLAG
@@ -262,7 +265,7 @@ def _install(
         stdin=b"".join(content.encode() for _, content in files.values()),
         disrupts=(Disruption(server.ref, Permission.ADOPT),) if reason is Reason.NOT_OURS else (),
         timeout=300.0,
-        provisional=not certain or any(not gpu for gpu in wanted.arguments.gpus),
+        provisional=not certain or any(gpu.startswith("UUID-of-") for gpu in wanted.arguments.gpus),
         diff=_diff(unit, wanted),
     )
     return dataclasses.replace(step, effect=_effect(server, place, unit, wanted, marker))
@@ -315,9 +318,12 @@ def _size(content: str) -> int:
 
 
 def _diff(unit: ServerUnit | None, wanted: Wanted) -> str:
-    """The change of the unit's file, as people read changes; there is no secret in it."""
-    old = unit.text.text if unit is not None and unit.text is not None else ""
-    lines = difflib.unified_diff(old.splitlines(), wanted.text.splitlines(), "unit as it is", "unit", lineterm="", n=1)
+    """The change of the unit's file, as people read changes; there is no secret in it. A new one is no change."""
+    if unit is None or unit.text is None:
+        return ""
+    lines = difflib.unified_diff(
+        unit.text.text.splitlines(), wanted.text.splitlines(), "unit as it is", "unit", lineterm="", n=1
+    )
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.core.view import View
+from controller.facts.words import Later
 from controller.layers.devices.facts import GuestFacts
 from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.shared.assignment import (
@@ -30,6 +31,7 @@ class Card:
     capability: tuple[int, int] | None = None
     memory: int | None = None
     numa_node: int | None = None
+    later: bool = False  # its driver will have it, and will tell its UUID: it is being brought there
 
 
 def cards_of(view: View, server: ModelServer) -> tuple[Card, ...] | Unassigned:
@@ -50,7 +52,8 @@ def cards_of(view: View, server: ModelServer) -> tuple[Card, ...] | Unassigned:
         if not isinstance(assignment, Assigned):
             return assignment
         pcis = assignment.pcis
-    cards = tuple(_card(gpus, pci) for pci in pcis)
+    wish = host.nvidia is not None and host.nvidia.driver is not None
+    cards = tuple(_card(gpus, pci, will_have_driver=wish) for pci in pcis)
     if server.gpus == "all":
         return cards
     return _some(server, cards)
@@ -62,7 +65,7 @@ def _own(host: Host, gpus: GpuFacts) -> tuple[str, ...]:
     return tuple(sorted(listed)) if host.gpus else tuple(sorted(gpu.pci for gpu in gpus.gpus))
 
 
-def _card(gpus: GpuFacts, pci: str) -> Card:
+def _card(gpus: GpuFacts, pci: str, *, will_have_driver: bool) -> Card:
     known, function, row = gpus.gpu(pci), gpus.function(pci), gpus.row(pci)
     uuid = (known.uuid if known is not None else "") or (row.uuid if row is not None else "")
     return Card(
@@ -72,6 +75,7 @@ def _card(gpus: GpuFacts, pci: str) -> Card:
         capability_of(gpus, pci),
         memory_of(gpus, pci),
         function.numa_node if function is not None else None,
+        isinstance(known.minor, Later) if known is not None else will_have_driver,
     )
 
 
