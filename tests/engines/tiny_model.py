@@ -151,6 +151,7 @@ def damage(good: Path, damaged: Path) -> None:
 
 def main() -> None:
     target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
     words = tokenizer([text for question, answer, *_ in lessons() for text in (question, answer)])
     model = train(words).to(torch.bfloat16)
     check(model, words)
@@ -159,6 +160,7 @@ def main() -> None:
     shutil.rmtree(good, ignore_errors=True)
     model.save_pretrained(good, max_shard_size="300KB")
     words.save_pretrained(good)
+    shutil.rmtree(target / "damaged", ignore_errors=True)
     damage(good, target / "damaged")
     good.rename(target / "good")
 
