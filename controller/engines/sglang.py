@@ -262,7 +262,7 @@ class _Sum:
             tokens = min(tokens, int(most))
         self.lines.append(Line("KV cache", f"room for {tokens:,} tokens of {kv:,.0f} bytes", pool))
         context = int(self.given.number("context-length") or self.shape.max_context)
-        if 0 < tokens < context:
+        if likely and 0 < tokens < context:
             self._say_better_ratio(kv, state, pool, requests)
         self._drafting(element, seen - round(seen * fraction), tokens)
         return Fit(
@@ -446,7 +446,7 @@ class _Sum:
                 f"write max-running-requests: {better} in serve.flags" if better else "use more or bigger GPUs",
             )
         )
-        self.notes.append("the KV cache below is the most that another number of requests could leave to it")
+        self.notes.append("the KV cache in this sum is the most that another number of requests could leave to it")
         slots, requests = self._together(rest, state, drafts, most, strategy)
         copies = state * (requests + 1) * drafts
         self._say_states(state, slots + 1, copies, requests, drafts)
