@@ -17,7 +17,7 @@ from controller.layers.server_process.facts import ProcessesHere, ProcessFacts
 from controller.layers.shared import inside, whereabouts
 from controller.layers.shared.inside import Place
 from controller.layers.shared.server_wanted import is_managed
-from controller.spec.model import ModelServer, ServerState
+from controller.spec.model import Lifecycle, ModelServer, ServerState
 from controller.spec.policy import Strategy
 
 NAME = "server.placement"
@@ -89,6 +89,7 @@ def _unseen(view: View, place: Place) -> str:
         host.name
         for host in view.specs.hosts.values()
         if host.name != place.host
+        and host.lifecycle is Lifecycle.ACTIVE
         and (facts := view.facts.get(host.name)) is not None
         and not isinstance(facts.section(NAME), Known)
     ]
