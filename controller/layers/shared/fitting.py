@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.core.view import View
-from controller.engines.fit import Fit, Model
+from controller.core.words import NotKnown
+from controller.engines import registry
+from controller.engines.fit import Fit, Model, Outcome
 from controller.engines.shape import NotForetold, shape_of
 from controller.engines.words import Engine
 from controller.facts.hub import SECTION, Description, HubFacts, NotDescribed
+from controller.layers.shared.assignment import Unassigned
 from controller.layers.shared.inside import place_of
-from controller.layers.shared.server_gpus import Card
-from controller.spec.model import ModelServer
+from controller.layers.shared.server_gpus import Card, cards_of
+from controller.spec.model import ModelServer, ServerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,29 @@ def fitted(
         return engine.fit(server, flags, main, drafting, [card.memory or 0 for card in cards])
     except NotForetold as error:
         return Unfitted(str(error))
+
+
+def refusal(view: View, server: ModelServer) -> tuple[str, str] | None:
+    """Why the server would certainly not start where its spec wants it, and what to do. None too when nobody knows.
+
+    For whoever is about to move what it runs in: nothing is stopped for a place where it cannot serve.
+    """
+    engine = registry.engines().get(server.engine.name)
+    if engine is None or not engine.manages or server.state is not ServerState.RUNNING:
+        return None
+    try:
+        cards = cards_of(view, server)
+        if isinstance(cards, Unassigned):
+            return None
+        model, draft = described(view, server)
+    except NotKnown:
+        return None
+    if not isinstance(model, Description) or isinstance(draft, NotDescribed):
+        return None
+    fit = fitted(engine, server, model, draft, cards)
+    if isinstance(fit, Unfitted) or fit.outcome is not Outcome.REFUSES:
+        return None
+    return "; ".join(p.message for p in fit.problems), "; ".join(p.todo for p in fit.problems)
 
 
 def _model(told: Description) -> Model:
