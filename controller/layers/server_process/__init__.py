@@ -16,8 +16,11 @@ from controller.layers.server_placement.facts import Found, FoundFacts
 from controller.layers.server_process.facts import Listener, Process, ProcessesHere, ProcessFacts, ServerProcess, parse
 from controller.layers.server_process.reasons import Reason
 from controller.layers.server_unit.facts import Arguments, ServerUnit, ServerUnits
-from controller.layers.shared import inside, whereabouts
+from controller.layers.shared import environments, inside, whereabouts
+from controller.layers.shared.advice import advice
+from controller.layers.shared.assignment import Unassigned
 from controller.layers.shared.inside import Place
+from controller.layers.shared.server_gpus import cards_of
 from controller.layers.shared.server_wanted import is_managed
 from controller.layers.shared.whereabouts import There
 from controller.spec.model import ModelServer, ServerState
@@ -97,7 +100,17 @@ def _running(
         message = f"{server.name} runs, and would not start with {place}"
         reason = Reason.NOT_ENABLED
         return Drift(reason, message, _step(view, "enable", server, place, reason, process, unit))
-    return InSync()
+    return InSync("; ".join(_advice(view, server, here)))
+
+
+def _advice(view: View, server: ModelServer, here: ProcessesHere) -> tuple[str, ...]:
+    """What is worth knowing of a server that runs as it should; nothing where that cannot be told."""
+    try:
+        cards = cards_of(view, server)
+        cuda_home = environments.wanted(view, server).cuda_home
+    except NotKnown:
+        return ()
+    return () if isinstance(cards, Unassigned) else advice(view, server, cards, here.shm, cuda_home)
 
 
 def _not_running(view: View, server: ModelServer, place: Place, process: ServerProcess, unit: ServerUnit) -> Drift:
