@@ -22,6 +22,7 @@ from controller.commands.common import (
     remembering,
 )
 from controller.commands.times import until as until_time
+from controller.core.conditions import BREAKER_OPEN
 from controller.core.permissions import Approval, Grants
 from controller.core.plan import Plan, Planned
 from controller.core.suspension import Suspension
@@ -137,14 +138,21 @@ def suspend(shared: Common, name: str, until: str | None, reason: str) -> None:
 @click.argument("name", metavar="OBJECT")
 @common
 def resume(shared: Common, name: str) -> None:
-    """End the suspension of an object."""
+    """End the suspension of an object, or have tried again what did not help and was stopped.
+
+    The latter is the breaker: a step that disrupts, and was done several times within an hour in vain.
+    """
     with remembering(shared) as memory:
         ref, at = _meant(shared, memory, name), now(shared)
-        if not memory.resume(ref):
+        if not memory.resume(ref) and not _stopped_by_breaker(memory, ref):
             raise Ends(f"{ref} is not suspended", NOT_RIGHT)
         message = f"{ref} is resumed by {person()}"
         _tell(memory, at, Kind.SUSPENSION, f"{ref}:resume:{at}", ref, "resume", message)
         _suspensions(shared, memory, at, message)
+
+
+def _stopped_by_breaker(memory: Memory, ref: Ref) -> bool:
+    return any(kept.reason == BREAKER_OPEN for kept in memory.conditions([ref]).get(ref, ()))
 
 
 def _suspensions(shared: Common, memory: Memory, at: float, message: str) -> None:

@@ -75,39 +75,36 @@ class SpecFiles:
     def __init__(self, where: Path, memory: Memory) -> None:
         self._where = where
         self._memory = memory
-        self._texts: dict[str, bytes | OSError] | None = None
+        self._shown: dict[str, bytes | str] | None = None  # what was read last
         self._problem = ""
         self._known: Specs | None = None
         self._secrets: dict[str, str | Unreadable] = {}
         self._missing_since: float | None = None
+        self._clusters: dict[str, str] = {}
         self.commit = commit_of(where)
 
-    def read(self, now: float) -> tuple[Reading, SpecError | None] | None:
+    def read(self, now: float, clusters: dict[str, str]) -> tuple[Reading, SpecError | None] | None:
         """What the files say, and why they say nothing; None when that is as before, or not yet to be believed.
 
         Editors and version control take files away for a moment. So an object that is missing has to stay so for a
         while, before the files without it are believed.
         """
         texts, problem = self._on_disk()
-        if (
-            self._texts is not None
-            and self._missing_since is None
-            and _same(texts, self._texts)
-            and problem == self._problem
-            and self._known is not None
-            and secrets.read(self._known.fleet.secrets) == self._secrets
-        ):
+        before = (self._shown, self._problem, self._clusters, self._secrets)
+        shown = {path: text if isinstance(text, bytes) else str(text) for path, text in texts.items()}
+        known = secrets.read(self._known.fleet.secrets) if self._known is not None else {}
+        if self._missing_since is None and (shown, problem, clusters, known) == before:
             return None
-        reading = read(texts, last_good=self._memory.last_good(), check_server=checking.problems)
+        reading = read(texts, last_good=self._memory.last_good(), clusters=clusters, check_server=checking.problems)
         found = secrets.read(reading.specs.fleet.secrets)
         lost = self._known is not None and any(obj.ref not in reading.specs for obj in self._known)
         if lost and problem is None:
             self._missing_since = self._missing_since if self._missing_since is not None else now
             if now < self._missing_since + SETTLED:
                 return None
-        self._secrets = found
         reading = dataclasses.replace(reading, specs=dataclasses.replace(reading.specs, secrets=found))
-        self._missing_since, self._texts, self._problem, self._known = None, texts, problem, reading.specs
+        self._missing_since, self._shown, self._problem, self._clusters = None, shown, problem, dict(clusters)
+        self._known, self._secrets = reading.specs, found
         self.commit = commit_of(self._where)
         if problem:
             place = Place(str(self._where), 1)
@@ -135,12 +132,6 @@ class SpecFiles:
                 self._memory.forget_file(path)
 
 
-def _same(one: dict[str, bytes | OSError], other: dict[str, bytes | OSError]) -> bool:
-    return {p: t if isinstance(t, bytes) else str(t) for p, t in one.items()} == {
-        p: t if isinstance(t, bytes) else str(t) for p, t in other.items()
-    }
-
-
 class Daemon:
     """The loop at work on a world, until ``stop``."""
 
@@ -158,6 +149,7 @@ class Daemon:
         self._hosts: object = None
         self._told = 0  # the number of the last event that was logged
         self._trouble = ""
+        self._errors: set[str] = set()
 
     def stop(self) -> None:
         """Begin nothing any more, and end when what is at work has ended; asked again, at once. For signal handlers."""
@@ -189,7 +181,7 @@ class Daemon:
 
     def _turn_until_stopped(self, pool: ThreadPoolExecutor) -> None:
         leave_at: float | None = None
-        pinned = 0.0
+        pinned, unpinned = 0.0, False
         news: Sequence[_News] = [_Files()]
         read_at = time.monotonic()
         while True:
@@ -202,13 +194,14 @@ class Daemon:
                 changed = self._tell(news, moment) or changed
                 for task in self._loop.tasks(moment):
                     self._hand_out(task, pool)
-                if (changed and moment.now >= pinned + PINNED) or self._log_events():
+                unpinned = unpinned or changed
+                if (unpinned and moment.now >= pinned + PINNED) or self._log_events():
                     self._board.pin(self._loop.picture())
-                    pinned = moment.now
+                    pinned, unpinned = moment.now, False
                 self._trouble = ""
             except NoState as error:
                 self._complain(error)
-            self._board.moved(moment.unix)
+            self._board.moved(time.time())  # the date of this machine, whatever that of a simulated fleet is
             if self._stop.is_set():
                 self._loop.stop()
                 leave_at = leave_at or moment.now + LEAVING
@@ -255,14 +248,14 @@ class Daemon:
         self._news.put(_Performed(order.step.id, said))
 
     def _take_specs(self, moment: Moment) -> None:
-        found = self._files.read(moment.now)
+        found = self._files.read(moment.now, self._loop.clusters)
         if found is None:
             return
         reading, problem = found
-        for error in reading.errors:
-            _log.error("%s", error.text())
-        if problem is not None:
-            _log.error("%s", problem.text())
+        errors = {error.text() for error in (*reading.errors, *([problem] if problem is not None else []))}
+        for text in sorted(errors - self._errors):
+            _log.error("%s", text)
+        self._errors = errors
         hosts = dict(reading.specs.hosts)
         if hosts != self._hosts:
             self._world.use(reading.specs)

@@ -95,10 +95,11 @@ def last_words(job: Job) -> str:
 
 
 def busy(facts: FleetFacts) -> dict[str, str]:
-    """Hosts on which a step runs now (this controller's from before, or another's), and which."""
+    """Hosts on which a step runs now (this controller's from before, or another's), which, and who began it."""
     found: dict[str, str] = {}
     for name, host in facts.items():
         units = observe.units(host)
         if units is not None and units.running is not None:
-            found[name] = f"{units.running.id} runs on {name}"
+            by = f", begun by {units.lease.name}" if units.lease is not None else ""
+            found[name] = f"{units.running.id} runs on {name}{by}"
     return found

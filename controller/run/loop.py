@@ -26,6 +26,7 @@ from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Uns
 from controller.facts.hub import HubFacts
 from controller.facts.units import Job, Unit
 from controller.facts.words import FleetFacts, HostFacts, Known, Observation, Unknown
+from controller.layers.access.facts import AccessFacts
 from controller.run.ended import Ended, Result, busy, failed_job, judge, last_words
 from controller.run.eyes import with_models
 from controller.run.git import Commit
@@ -127,6 +128,8 @@ class Loop:
         self._loaded: float | None = None
         self._facts: FleetFacts = {}
         self._models: HubFacts | None = None
+        self._described = False
+        self._clusters: dict[str, str] = {}
         self._busy: dict[str, str] = {}  # hosts on which a step runs, and which
         self._eyes: dict[str, _Eye] = {}
         self._upcoming = Next((), (), (), (), ())
@@ -166,16 +169,26 @@ class Loop:
         over = {event.key.removesuffix(":ended") for event in ended}
         started = self._memory.events(kind=Kind.STEP_STARTED, since=moment.unix - FORGOTTEN)
         self._earlier = [event for event in started if event.key.removesuffix(":started") not in over]
+        self._newly_resumed(moment)  # an earlier life has heard of it: what was tried in vain since then still counts
         self.reconsider(moment)
 
     def reconsider(self, moment: Moment) -> None:
         """Read again what people have decided: approvals and suspensions. Raises NoState."""
         self._approvals = tuple(self._memory.approvals(moment.unix))
         self._suspensions = self._memory.suspensions(moment.unix)
-        for event in self._memory.events(kind=Kind.SUSPENSION, since=moment.unix - PERIOD_OF_BREAKER):
-            if event.object is not None and event.action == "resume":
-                self._resumed[event.object] = event.at
+        for ref in self._newly_resumed(moment):
+            self._forgive(ref)
         self._changed = True
+
+    def _newly_resumed(self, moment: Moment) -> set[Ref]:
+        """What somebody has resumed since this was asked last."""
+        resumed = set()
+        for event in self._memory.events(kind=Kind.SUSPENSION, since=moment.unix - PERIOD_OF_BREAKER):
+            ref = event.object
+            if ref is not None and event.action == "resume" and event.at > self._resumed.get(ref, -math.inf):
+                self._resumed[ref] = event.at
+                resumed.add(ref)
+        return resumed
 
     def take_specs(
         self, reading: Reading, moment: Moment, commit: Commit | None = None, problem: SpecError | None = None
@@ -212,6 +225,7 @@ class Loop:
 
     def described(self, models: HubFacts | None) -> None:
         """The Hub was asked about the models of the specs."""
+        self._described = True
         if models == self._models:
             return
         self._models = models
@@ -241,6 +255,11 @@ class Loop:
     def specs(self) -> Specs:
         """The specs that it works with."""
         return self._specs
+
+    @property
+    def clusters(self) -> dict[str, str]:
+        """The names of the Proxmox clusters of hosts, as they were last seen; a host in none is a cluster alone."""
+        return dict(self._clusters)
 
     @property
     def idle(self) -> bool:
@@ -332,6 +351,9 @@ class Loop:
             return
         self._facts = {**self._facts, facts.host: facts}
         self._busy = busy(self._facts)
+        access = facts.section("host.access")
+        if isinstance(access, Known) and isinstance(access.value, AccessFacts) and access.value.cluster is not None:
+            self._clusters[facts.host] = access.value.cluster.name or f"{facts.host} alone"
         if (units := observe.units(facts)) is not None and units.rebooting:
             self._rebooting.setdefault(facts.host, math.inf)
         self._changed = True
@@ -392,7 +414,8 @@ class Loop:
     def _awakes(self, moment: Moment) -> bool:
         """Whether it is too early to judge: what was remembered is not to be called unknown before hosts were asked."""
         if not self._awake:
-            asked = all(eye.seen > -math.inf for eye in self._eyes.values())
+            described = self._described or not self._specs.servers
+            asked = described and all(eye.seen > -math.inf for eye in self._eyes.values())
             self._awake = asked or moment.now >= self._began + AWAKE
         return not self._awake
 
@@ -441,7 +464,9 @@ class Loop:
         begun = {order.step.id for order in orders}
         for step in steps:
             if step.id not in begun and (step.object, step.layer) not in self._pending:
-                self._pend(step, WaitingFor.BUDGET, "waits for its turn, or for a fresh look at its hosts")
+                at_work = [why for host, why in theirs.items() if host in step.hosts]
+                turn = "waits for its turn, or for a fresh look at its hosts"
+                self._pend(step, WaitingFor.BUDGET, "; ".join(at_work) or turn)
         return orders
 
     def _kept_back(self, step: Step, moment: Moment) -> bool:
@@ -559,8 +584,16 @@ class Loop:
                 )
                 if self._memory.event(over):
                     what = (event.object, event.layer, event.action)
+                    if result is Result.WORKED:
+                        self._use_up(what, event, moment)
                     self._count(event.step, what, event.cause, result, message, moment.unix - event.at, moment)
         self._earlier = left
+
+    def _use_up(self, what: Key, begun: Event, moment: Moment) -> None:
+        """The approvals for such a step are used; which of them it was begun by, only the earlier life knew."""
+        for approval in self._approvals:
+            if (approval.of, approval.layer, approval.action) == what and approval.at <= begun.at:
+                self._records.used(approval, begun.step, moment.unix)
 
     def _how_it_ended(self, event: Event, ref: Ref, unit: Unit | None) -> tuple[Result, str]:
         if unit is None:

@@ -34,11 +34,11 @@ class WaitingFor(StrEnum):
     BACKOFF = "backoff"
     """It did not work, and is tried again later."""
     BUDGET = "budget"
-    """Other disruptive steps are at work, or the breaker has stopped them all."""
+    """Other disruptive steps are at work, or the last healthy server of a group would go."""
     JOB = "job"
     """A job, a step or a reboot that is at work."""
     BLOCKED = "blocked"
-    """Something that only a person can change."""
+    """Something that only a person can change, a suspension or an open breaker among it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from controller.core.cause import Cause, cause_of
 from controller.core.conditions import STEP_FAILED, Condition, Status, Type
 from controller.core.next_steps import Next
-from controller.core.permissions import Grants, lapsed
+from controller.core.permissions import Approval, Grants, lapsed
 from controller.core.words import Drift, Step, Unseen
 from controller.run.audit import Audit
 from controller.run.ended import Ended, Result
@@ -32,6 +32,7 @@ class Records:
         self._began: dict[
             str, tuple[str, float, str]
         ] = {}  # of a step at work: key of its events, since when, its cause
+        self._in_use: dict[str, frozenset[str]] = {}  # the approvals that a step at work was begun by
         self._count = 0
         self.use(specs, commit)
 
@@ -48,7 +49,7 @@ class Records:
     def seen(self, upcoming: Next, conditions: Mapping[Ref, Sequence[Condition]], at: float) -> None:
         """Keep what a look at the fleet has shown: conditions with their times, drift, and how far each spec has come.
 
-        Approvals of which the drift is over lapse. Raises NoState.
+        Approvals of which the drift is over lapse, but for those of steps at work. Raises NoState.
         """
         drift: dict[tuple[Ref, str], tuple[str, str]] = {}
         before, drifting = self.memory.conditions(), self.memory.drifts()
@@ -68,8 +69,9 @@ class Records:
             self.memory.keep_drifts(drift, at)
             for ref in before.keys() - self._digests.keys():
                 self.memory.forget(ref)
+        in_use = {approval for of_step in self._in_use.values() for approval in of_step}
         for approval in self.memory.approvals(at):
-            if why := lapsed(approval, self._specs, ready):
+            if approval.id not in in_use and (why := lapsed(approval, self._specs, ready)):
                 self.memory.lapse(approval.id, at)
                 self._event(
                     Kind.APPROVAL,
@@ -89,6 +91,7 @@ class Records:
         self._count += 1
         key = f"{self._run}:{self._count}"
         self._began[step.id] = key, at, cause
+        self._in_use[step.id] = frozenset(approval.id for approval in grants.needed(step))
         self._event(
             Kind.STEP_STARTED,
             f"{key}:started",
@@ -105,6 +108,7 @@ class Records:
         Of a job it comes twice when the job fails later: first that it was started, then how it ended.
         """
         step = ended.step
+        self._in_use.pop(step.id, None)
         self._count += 1
         key, began, cause = self._began.pop(step.id, (f"{self._run}:{self._count}", at, ""))
         self._event(
@@ -126,10 +130,14 @@ class Records:
             return grants
         spent = grants.needed(step)
         for approval in spent:
-            self.memory.used(approval.id, at)
-            message = f"{approval.gives} was used by {step.id}"
-            self._event(Kind.APPROVAL, f"{approval.id}:use", approval.object, at, action="use", message=message)
+            self.used(approval, step.id, at)
         return grants.without(spent)
+
+    def used(self, approval: Approval, step: str, at: float) -> None:
+        """An approval is used up: the step that it was for has worked."""
+        self.memory.used(approval.id, at)
+        message = f"{approval.gives} was used by {step}"
+        self._event(Kind.APPROVAL, f"{approval.id}:use", approval.object, at, action="use", message=message)
 
     def _apply(self, ref: Ref, of_it: Sequence[Condition], at: float) -> None:
         digest = self._digests.get(ref)

@@ -12,6 +12,7 @@ from controller.spec.model import Place
 from controller.spec.ref import Ref
 
 _WIDTH = 80
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 
 class Code(StrEnum):
@@ -122,8 +123,8 @@ def written(path: tuple[str | int, ...]) -> str:
 
 
 def shortened(text: str) -> str:
-    """Give text on one line, and its beginning if it is long."""
-    one_line = text.replace("\r", "\\r").replace("\n", "\\n")
+    """Give text on one line, its beginning if it is long, and escapes for what does not print or turns text around."""
+    one_line = _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return one_line if len(one_line) <= 60 else one_line[:59] + "…"
 
 

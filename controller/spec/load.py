@@ -4,6 +4,7 @@ Pure: texts come in, nothing is read. A file with an error anywhere in it is not
 objects it was last known to define, so that they can be left alone until it is put right.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -133,14 +134,28 @@ def read(
     contradictions = check_together(attempt.specs, attempt.locate, known, attempt.unseen)
     frozen.update(ref for error in (*errors, *contradictions) for ref in error.concerns)
     frozen.update(r for r, place in attempt.specs.places.items() if fleet_lost or place.file in set_aside)
+    specs, homeless = _without_homeless(attempt.specs)
+    frozen |= homeless
     return Reading(
-        attempt.specs,
+        specs,
         errors,
         failed=frozenset(first.failed),
         unparsed=frozenset(first.unparsed),
         frozen=frozenset(frozen),
         all_frozen=fleet_lost,
     )
+
+
+def _without_homeless(specs: Specs) -> tuple[Specs, set[Ref]]:
+    """Leave out what stands on something that no believed file defines: nobody can judge it. Also who that is."""
+    containers = {name: each for name, each in specs.containers.items() if each.host in specs.hosts}
+    servers = {
+        name: each
+        for name, each in specs.servers.items()
+        if (each.container in containers if each.container is not None else each.host in specs.hosts)
+    }
+    kept = dataclasses.replace(specs, containers=containers, servers=servers)
+    return kept, {obj.ref for obj in specs if obj.ref not in kept}
 
 
 @dataclass(frozen=True)

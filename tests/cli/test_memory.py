@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from controller.core.conditions import BREAKER_OPEN, Condition, Status, Type
+from controller.run.memory import Memory
+from controller.spec.ref import Ref
 from tests.cli.conftest import Shell
 from tests.cli.test_commands import as_in
 
@@ -122,6 +126,18 @@ def test_what_is_suspended_is_left_alone(shell: Shell) -> None:
     assert (resumed.code, resumed.json("suspend")["suspensions"]) == (0, [])
     assert shell.run("resume", "ct129").code == 2
     assert shell.run("--once").code == 0
+
+
+def test_what_the_breaker_stopped_is_resumed(shell: Shell) -> None:
+    shell.run("--once")
+    assert shell.run("resume", "ct129").code == 2
+    stalled = Condition(Type.STALLED, Status.TRUE, BREAKER_OPEN, "start was tried 3 times")
+    (db,) = shell.place.glob("state/sim-*/memory.db")
+    with contextlib.closing(Memory.open(db.parent)) as memory:
+        memory.keep_conditions(Ref("Container", "ct129"), [stalled], "", 0.0)
+    assert shell.run("resume", "ct129").code == 0
+    (last,) = shell.run("events", "-o", "json").json("events")["events"][-1:]
+    assert (last["kind"], last["action"]) == ("suspension", "resume")
 
 
 def test_broken_specs_keep_nobody_from_suspending(shell: Shell) -> None:

@@ -93,12 +93,15 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def running(place: Path, target: str) -> Iterator[Prometheus]:
-    """Both with the project's own configurations; what is scraped, how often, and the ports are this test's."""
+def running(place: Path, target: str, rules: Path = MONITORING / "alerts.yaml") -> Iterator[Prometheus]:
+    """Both with the project's own configurations; what is scraped, how often, and the ports are this test's.
+
+    ``rules`` may be a copy of the project's with shorter times.
+    """
     ours, theirs = _free_port(), _free_port()
     config = read(MONITORING / "prometheus.yaml")
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["rule_files"] = [str(MONITORING / "alerts.yaml")]
+    config["rule_files"] = [str(rules)]
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
     config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{theirs}"]
     (place / "prometheus.yaml").write_text(json.dumps(config))  # which is YAML, too

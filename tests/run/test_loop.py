@@ -6,11 +6,13 @@ from collections import Counter
 
 import pytest
 
+from controller.core.permissions import Approval
 from controller.core.suspension import Suspension
 from controller.layers.shared.truth import Fleet
 from controller.run.loop import BACKOFF, PERIOD
-from controller.run.memory import Kind
+from controller.run.memory import Event, Kind
 from controller.run.picture import WaitingFor
+from controller.spec.policy import Permission
 from controller.spec.ref import Ref
 from controller.world.sim.faults import Fault, Moment, Name
 from tests.sim.controllers import SPECS
@@ -123,6 +125,84 @@ def test_a_breaker_stops_what_disrupts_and_does_not_help_until_somebody_says_go_
     player.start()
     play_failing(player, 120)
     assert events(player).count(("start", "failed")) == 3, "a restart does not close it"
+    resume(player)
+    assert play_failing(player, 15, lambda: events(player).count(("start", "failed")) == 4), (
+        "at once, not after backoff"
+    )
+    player.kill()
+    player.start()
+    assert player.memory.backoffs()[CT, "container.power", "start"].tries == 1
+    player.fleet.hosts["kpro5"].start_failure = ""
+    assert player.play(60, ready(player))
+
+
+UNPERMITTED = (SPECS / "ct129.yaml").read_text().replace(", edit-container-config", "")
+
+
+def approve(player: Player) -> None:
+    """As the command does: what the container's config needs."""
+    [step] = [s for s in player.loop.picture().upcoming.ready if s.action == "edit-config"]
+    digest = player.loop.specs.digest_of(CT)
+    what = (step.layer, step.action, step.reason, digest)
+    player.memory.approve(
+        Approval(
+            "a1", Permission.EDIT_CONTAINER_CONFIG, CT, CT, *what, None, "", "me", player.moment.unix, step.summary
+        )
+    )
+    player.loop.reconsider(player.moment)
+
+
+def decided(player: Player) -> list[str]:
+    return [event.action for event in player.memory.events(kind=Kind.APPROVAL)]
+
+
+@pytest.fixture
+def unpermitted(fleet: Fleet, tmp_path) -> Player:
+    """It may restart the container, and not edit its config."""
+    return Player(fleet, tmp_path / "state", demo_texts(ct129_yaml=UNPERMITTED))
+
+
+def test_an_approval_is_used_by_its_step_and_does_not_lapse_meanwhile(unpermitted):
+    player = unpermitted
+    player.play(60, ready(player))
+    assert events(player) == []
+    approve(player)
+    assert player.play(60, ready(player))
+    assert ("edit-config", "worked") in events(player)
+    player.play(60)
+    assert decided(player) == ["use"]
+
+
+@pytest.mark.parametrize("when", [Moment.DURING, Moment.AFTER])
+def test_an_approval_is_used_by_a_step_that_ended_while_the_controller_was_away(unpermitted, when):
+    player = unpermitted
+    player.play(60, lambda: bool(player.loop.picture().pending))
+    approve(player)
+    player.world.inject(Fault(Name.KILLED, "kpro5", when=when, action="edit-config"))
+    assert player.play(120, ready(player))
+    player.play(60)
+    assert decided(player) == ["use"]
+
+
+def resume(player: Player) -> None:
+    """As the command does."""
+    at = player.moment.unix
+    player.memory.event(Event(f"{CT}:resume:{at}", at, Kind.SUSPENSION, CT, action="resume", message="go on"))
+    player.loop.reconsider(player.moment)
+
+
+def test_a_spec_that_came_after_a_resume_counts_from_its_own_time(player):
+    player.play(60, ready(player))
+    cannot_start(player)
+    resume(player)
+    play_failing(player, 3000)
+    assert len(player.memory.events(kind=Kind.BREAKER)) == 1
+    text = player.texts["ct129.yaml"].decode()
+    player.save(
+        {**player.texts, "ct129.yaml": text.replace("restart-container,", "restart-container, prune,").encode()}
+    )
+    player.loop.reconsider(player.moment)
+    assert play_failing(player, 15, lambda: events(player).count(("start", "failed")) == 4)
 
 
 def test_nothing_is_done_to_what_a_broken_file_defined_and_the_rest_goes_on(player):

@@ -179,11 +179,15 @@ servers = st.builds(
 
 
 def there_and_back(one: Any, get: Callable[[model.Specs], Any]) -> None:
-    """Write an object as JSON, which is YAML, and read it again."""
+    """Write an object as JSON, which is YAML, and read it again, beside what it stands on."""
     text = json.dumps(one.model_dump(mode="json"), ensure_ascii=False)
-    reading = read({"a.yaml": text.encode()})
-    # Alone, it may refer to objects that are not there; nothing else may be wrong.
-    assert {error.code.value for error in reading.errors} <= {"not-found"}
+    on = getattr(one, "container", None)
+    host = one.host if on is None else "h"
+    below = [{"kind": "Host", "name": host, "address": "192.0.2.1", "platform": "proxmox"}]
+    below += [{"kind": "Container", "name": on, "id": 100, "host": host}] if on is not None else []
+    reading = read({"a.yaml": text.encode(), "b.yaml": "\n---\n".join(map(json.dumps, below)).encode()})
+    # It may refer to more that is not there, or not fit those two; nothing may be wrong with itself.
+    assert {error.code.value for error in reading.errors} <= {"not-found", "conflict"}
     assert get(reading.specs) == one
     assert reading.specs.digest_of(one.ref) == model.Specs(**{_FIELD[one.KIND]: {one.name: one}}).digest_of(one.ref)
 

@@ -143,6 +143,7 @@ class GpuFacts:
 
 _MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)")
 _EXIT = re.compile(r"exit (\d+)")
+_UUID = re.compile(r"GPU-[0-9A-Za-z-]+")  # it is recorded for the boot in a line of words
 
 
 def normal_pci(address: str) -> str:
@@ -198,6 +199,8 @@ def _said(lines: Iterable[str]) -> tuple[str, ...]:
 
 def _function(text: str) -> Function:
     pci, device, pci_class, driver, override, group, mates, numa, width, width_max = text.split("|")
+    if re.fullmatch(r"0x[0-9a-f]{4}", device) is None:
+        raise ValueError("no device id in it")
     return Function(
         pci=pci,
         device=f"10de:{device.removeprefix('0x')}",
@@ -224,7 +227,7 @@ def _gpu(pci: str, fields: dict[str, str]) -> Gpu:
     if not minor.isdigit():
         raise ParseError("garbage", f"/proc/driver/nvidia/gpus/{pci}/information gives no Device Minor")
     uuid = fields.get("GPU UUID", "")
-    return Gpu(pci, int(minor), uuid if uuid.startswith("GPU-") and "?" not in uuid else "", fields.get("Model", ""))
+    return Gpu(pci, int(minor), uuid if _UUID.fullmatch(uuid) else "", fields.get("Model", ""))
 
 
 def _smi(text: str) -> tuple[tuple[Smi, ...], Unknown | None]:
@@ -249,7 +252,16 @@ def _row(line: str) -> Smi:
     index, uuid, pci, name, version, capability, total, used, errors = (part.strip() for part in line.split(","))
     memory = _mib(total), _mib(used)
     uncorrected = int(errors) if errors.isdigit() else None  # [N/A] where the card has no ECC, or it is off
-    return Smi(int(index), uuid, normal_pci(pci), name, version, capability, *memory, uncorrected)
+    return Smi(
+        int(index),
+        uuid if _UUID.fullmatch(uuid) else "",
+        normal_pci(pci),
+        name,
+        version,
+        capability,
+        *memory,
+        uncorrected,
+    )
 
 
 def _mib(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 import queue
@@ -98,7 +99,7 @@ class SimWorld:
         self._lock = threading.RLock()
         self._asked: queue.SimpleQueue[Look] = queue.SimpleQueue()
         self._faults: list[_Armed] = []
-        self._physics = dict(_layer_physics())
+        self._physics = _layer_physics()
         self._answers: dict[str, tuple[object, Mapping[str, Section]]] = {}
 
     @classmethod
@@ -401,11 +402,14 @@ def _frame(sections: Mapping[str, Section]) -> bytes:
     return b"".join(parts)
 
 
-def _layer_physics() -> Iterator[tuple[str, ModuleType]]:
+@functools.cache
+def _layer_physics() -> Mapping[str, ModuleType]:
     """Each layer's ``sim`` module, by the layer's name."""
+    found: dict[str, ModuleType] = {}
     for module in pkgutil.iter_modules(layers.__path__):
         if module.ispkg:
             package = importlib.import_module(f"{layers.__name__}.{module.name}")
             layer = getattr(package, "LAYER", None)
             if layer in ORDER:
-                yield layer.name, importlib.import_module(f"{package.__name__}.sim")
+                found[layer.name] = importlib.import_module(f"{package.__name__}.sim")
+    return found
