@@ -157,9 +157,23 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     text = config.get("text_config")
     text = {**config, **text} if isinstance(text, Mapping) else config
     try:
-        return _shape(config, text)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        shape = _shape(config, text)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError, AttributeError) as error:
         raise NotForetold(f"its config.json cannot be understood: {error!r}") from None
+    if not _is_possible(shape):
+        raise NotForetold("its config.json has numbers that no model has")
+    return shape
+
+
+def _is_possible(shape: Shape) -> bool:
+    """Whether all that is divided by is there, and nothing is negative."""
+    linear = shape.linear
+    parts = [shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim]
+    others = [shape.full, shape.sliding, shape.window, shape.latent, shape.drafting, shape.max_context]
+    if linear is not None:
+        parts += [linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.kernel]
+    others += [shape.vision_heads, shape.vision_hidden]
+    return min(parts) > 0 and min(others) >= 0 and max(*parts, *others) < 1 << 40
 
 
 def _shape(config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:

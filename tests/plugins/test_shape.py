@@ -4,9 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from controller.engines.fit import Model, Outcome
+from controller.engines.registry import engine
 from controller.engines.shape import NotForetold, shape_of
 from tests.plugins import configs
+from tests.plugins.servers import server
 
 Config = Callable[[], dict[str, Any]]
 
@@ -101,3 +106,36 @@ def test_what_is_not_understood_is_said(odd: dict[str, Any]) -> None:
         shape_of({**configs.qwen3_32b(), **odd})
     with pytest.raises(NotForetold):
         shape_of({})
+
+
+PARTS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 1 << 70),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.sampled_from(["full_attention", "linear_attention", "sliding_attention"]), max_size=4),
+)
+
+
+@given(
+    which=st.sampled_from([configs.qwen_27b, configs.deepseek_v3, configs.gpt_oss_120b, configs.llama_70b]),
+    changes=st.dictionaries(
+        st.sampled_from(sorted({*configs.qwen_27b()["text_config"], *configs.deepseek_v3()})), PARTS
+    ),
+    engine_name=st.sampled_from(["sglang", "vllm", "transformers"]),
+    gpus=st.lists(st.integers(0, 1 << 40), max_size=3),
+)
+@settings(deadline=None)
+def test_no_config_makes_anybody_stumble(
+    which: Config, changes: dict[str, Any], engine_name: str, gpus: list[int]
+) -> None:
+    config = which()
+    target = config.get("text_config", config)
+    target.update(changes)
+    use = server(engine_name, {"sglang": "0.5.23", "vllm": "0.33.0", "transformers": "5.24.0"}[engine_name])
+    try:
+        found = engine(engine_name).fit(use, None, Model(shape_of(config), 10**10), None, gpus)
+    except NotForetold:
+        return
+    assert (found.outcome is Outcome.REFUSES) <= bool(found.problems)
