@@ -26,6 +26,12 @@ test-vm: ## Binding and boot on a real kernel in a virtual machine: root, ten mi
 	@tests/vm/install-packages.sh
 	@RECONCILE_REQUIRE_VM=1 $(PYTEST) -m vm tests/vm $(PYTEST_ARGS)
 
+.PHONY: test-engines
+test-engines: ## Real engines on this machine's CPU: gigabytes, and an hour or two
+	@scripts/setup dev
+	@for name in transformers vllm sglang; do tests/engines/install $$name .engines/$$name; done
+	@RECONCILE_REQUIRE_ENGINES=1 RECONCILE_RUNS=$${RECONCILE_RUNS:-200} $(PYTEST) -s tests/engines $(PYTEST_ARGS)
+
 .PHONY: test-image
 test-image: ## The image, built from the Dockerfile, runs the demo and the loop: root, two minutes
 	@scripts/setup dev

@@ -37,12 +37,15 @@ from controller.commands.common import (
 )
 from controller.commands.run import run, run_loop
 from controller.core.permissions import Grants, asked_for
+from controller.core.view import View
+from controller.engines import checking
 from controller.layers.order import ORDER
 from controller.layers.shared.truth import Impossible
-from controller.report import model, tell, text
+from controller.report import fit, model, tell, text
 from controller.run import drain as draining
 from controller.run import session, state
 from controller.run.once import Pass, Report
+from controller.spec.across import gpus_of
 from controller.spec.model import Specs
 from controller.spec.ref import Ref
 from controller.spec.schema import schema as spec_schema
@@ -215,9 +218,16 @@ def _end_of_once(shared: Common, work: session.Session, grants: Grants, done: Re
 def validate(shared: Common) -> None:
     """Read the specs and say what is wrong with them."""
     specs = load_specs(shared)
+    warnings = [
+        fit.warning_row(specs, server, warning)
+        for server in specs.servers.values()
+        for warning in checking.warnings(server, gpus_of(specs, server))
+    ]
     if shared.json:
-        print_json(model.ValidateReport(objects=[str(obj.ref) for obj in specs], errors=[]))
+        print_json(model.ValidateReport(objects=[str(obj.ref) for obj in specs], errors=[], warnings=warnings))
         return
+    for row in warnings:
+        click.echo(fit.warning_text(row))
     kinds = ((specs.hosts, "host"), (specs.containers, "container"), (specs.servers, "model server"))
     click.echo(f"The specs are valid: {', '.join(text.counted(len(objects), kind) for objects, kind in kinds)}.")
 
@@ -278,6 +288,26 @@ def why(shared: Common, name: str) -> None:
             print_json(report)
         else:
             click.echo(text.why_text(report))
+
+
+@main.command(name="fit")
+@click.argument("name", metavar="SERVER")
+@common
+def fit_command(shared: Common, name: str) -> None:
+    """Say whether a model fits the GPUs of its server, as a sum that a person can check."""
+    specs = load_specs(shared)
+    server = specs.servers.get(name.removeprefix("ModelServer/"))
+    if server is None:
+        raise Ends(f"cannot find a server called {name}; {session.there_are(name, specs.servers)}")
+    with opened(shared, specs) as work:
+        look(shared, work)
+        report = fit.fit_report(View(specs, work.eyes.facts), server)
+        if shared.json:
+            print_json(report)
+        else:
+            click.echo(fit.fit_text(report))
+        code = {"fits": OK, fit.UNKNOWN: COULD_NOT}.get(report.outcome, NOT_RIGHT)
+        raise click.exceptions.Exit(code)
 
 
 @main.command(name="drain")

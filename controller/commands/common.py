@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -21,9 +22,10 @@ from controller.core.next_steps import Next
 from controller.core.permissions import Grants
 from controller.core.plan import Plan, PlanLoop, plan
 from controller.core.words import Disruption
+from controller.engines import checking
 from controller.layers.order import ORDER
 from controller.report import model, tell, text
-from controller.run import session, state
+from controller.run import secrets, session, state
 from controller.run import specs as spec_files
 from controller.run.git import commit_of
 from controller.run.memory import Memory
@@ -150,7 +152,7 @@ def load_specs(shared: Common, code: int = NOT_RIGHT) -> Specs:
     """The specs, or the end of the command, with every error in them and this exit code."""
     where = spec_files.directory(shared.specs)
     try:
-        specs = load(spec_files.read(where))
+        specs = load(spec_files.read(where), check_server=checking.problems)
         for path in spec_files.passed_over(where):
             click.echo(f"{path} is not read: a spec file's name ends in .yaml", err=True)
     except SpecErrors as errors:
@@ -158,7 +160,7 @@ def load_specs(shared: Common, code: int = NOT_RIGHT) -> Specs:
         raise Ends(str(errors).rstrip("\n"), code, rows) from None
     except spec_files.NoSpecs as error:
         raise Ends(str(error), code) from None
-    return specs
+    return dataclasses.replace(specs, secrets=secrets.read(specs.fleet.secrets))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from controller.core.next_steps import Judged, Next
 from controller.core.suspension import SUSPENDED, Suspension
-from controller.core.words import Block, Drift, Skipped, Step, Unseen, Wait
+from controller.core.words import Block, Drift, InSync, Skipped, Step, Unseen, Wait
 from controller.spec.ref import Ref
 
 
@@ -27,6 +27,8 @@ class Type(StrEnum):
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
     SUSPENDED = "Suspended"
+    ROLLED_BACK = "RolledBack"
+    """Of a server: the last good engine and flags are there in place of those that the spec asks for, which failed."""
 
 
 LOOKED_AT = (Type.READY, Type.RECONCILING, Type.STALLED)
@@ -47,6 +49,8 @@ IN_SYNC = "InSync"
 NOT_LOOKED_AFTER = "not-looked-after"
 NOT_PERMITTED = "permission-missing"
 STEP_FAILED = "step-failed"
+ROLLED_BACK = "rolled-back"
+"""The reason of the drift that is left when the last good one was put back."""
 NOT_SUSPENDED = "not-suspended"
 SPEC_ERRORS = "spec-errors"
 BREAKER_OPEN = "breaker-open"
@@ -65,7 +69,12 @@ def of_object(ref: Ref, upcoming: Next, lacking: Mapping[str, str], failed: Mapp
 
 
 def _of_chain(ref: Ref, chain: Sequence[Judged], stops: Stops) -> tuple[Condition, ...]:
-    for judged in chain:
+    found = _of_layers(ref, chain, stops)
+    return (*found, _rolled_back(chain, found[0])) if ref.kind == "ModelServer" else found
+
+
+def _of_layers(ref: Ref, chain: Sequence[Judged], stops: Stops) -> tuple[Condition, ...]:
+    for judged in sorted(chain, key=_is_told_only):  # what is at work, or stuck, before what is only told
         match judged.verdict:
             case Unseen(reason, message):
                 return tuple(Condition(each, Status.UNKNOWN, reason, message) for each in LOOKED_AT)
@@ -76,10 +85,35 @@ def _of_chain(ref: Ref, chain: Sequence[Judged], stops: Stops) -> tuple[Conditio
         why = next((judged.verdict.why for judged in chain if isinstance(judged.verdict, Skipped)), "")
         return tuple(Condition(each, Status.UNKNOWN, NOT_LOOKED_AFTER, why) for each in LOOKED_AT)
     return (
-        Condition(Type.READY, Status.TRUE, IN_SYNC, "everything is as the spec says"),
+        Condition(Type.READY, Status.TRUE, IN_SYNC, _all_right(ref, chain)),
         Condition(Type.RECONCILING, Status.FALSE, IN_SYNC, ""),
         Condition(Type.STALLED, Status.FALSE, IN_SYNC, ""),
     )
+
+
+def _all_right(ref: Ref, chain: Sequence[Judged]) -> str:
+    """What is said of an object that is as it should be: of a server, what there is to know all the same."""
+    notes = [
+        f"{judged.layer}: {judged.verdict.note}"
+        for judged in chain
+        if ref.kind == "ModelServer" and isinstance(judged.verdict, InSync) and judged.verdict.note
+    ]
+    return "; ".join(["everything is as the spec says", *notes])
+
+
+def _rolled_back(chain: Sequence[Judged], ready: Condition) -> Condition:
+    """Whether it serves with what is not asked for; not known when what it serves with is not."""
+    for judged in chain:
+        if isinstance(judged.verdict, Drift) and judged.verdict.reason == ROLLED_BACK:
+            return Condition(Type.ROLLED_BACK, Status.TRUE, ROLLED_BACK, judged.verdict.message)
+    if ready.status is Status.UNKNOWN:
+        return Condition(Type.ROLLED_BACK, Status.UNKNOWN, ready.reason, ready.message)
+    return Condition(Type.ROLLED_BACK, Status.FALSE, IN_SYNC, "")
+
+
+def _is_told_only(judged: Judged) -> bool:
+    verdict = judged.verdict
+    return isinstance(verdict, Drift) and isinstance(verdict.remedy, Block) and not verdict.remedy.holds
 
 
 def _of_drift(layer: str, drift: Drift, stops: Stops) -> tuple[Condition, ...]:

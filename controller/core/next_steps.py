@@ -87,7 +87,7 @@ def _chain(
             continue
         verdict = _judge(layer, view, obj)
         yield Judged(ref, layer.name, verdict, held)
-        if not held and not _is_right(verdict):
+        if not held and not _is_right(verdict) and not _goes_on(verdict):
             held = f"{layer.name} of {ref}"
 
 
@@ -109,6 +109,11 @@ def _held_by_container(chain: Sequence[Judged]) -> str:
 
 def _is_right(verdict: Verdict) -> bool:
     return isinstance(verdict, InSync | Skipped)
+
+
+def _goes_on(verdict: Verdict) -> bool:
+    """Whether it is a shortcoming that is only told."""
+    return isinstance(verdict, Drift) and isinstance(verdict.remedy, Block) and not verdict.remedy.holds
 
 
 def _closed_by(layers: Sequence[Layer], chain: Sequence[Judged]) -> Judged | None:

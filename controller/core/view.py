@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from controller.core.words import NotKnown
 from controller.facts.words import FleetFacts, Known
-from controller.spec.model import Container, Host, Specs
+from controller.spec.model import Container, Host, SecretRef, Specs, Unreadable
 
 T = TypeVar("T")
 
@@ -34,6 +34,13 @@ class View:
     def host(self, name: str) -> Host:
         """The spec of a host; specs are cross-checked when loaded, so it is there."""
         return self.specs.hosts[name]
+
+    def secret(self, ref: SecretRef) -> str:
+        """A secret's value; raises NotKnown (so the layer is Unseen) when it cannot be read: it is not empty then."""
+        found = self.specs.secrets.get(ref.secret, Unreadable(f"nobody has read the secret {ref.secret}"))
+        if isinstance(found, Unreadable):
+            raise NotKnown("secret-unreadable", found.why)
+        return found
 
     def containers_on(self, host: str) -> tuple[Container, ...]:
         """The containers that the specs want on a host, in order of id."""

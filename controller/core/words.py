@@ -74,11 +74,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Why a drift cannot be put right now, and what would have to change (``needs``)."""
+    """Why a drift cannot be put right now, and what would have to change (``needs``).
+
+    ``holds`` says whether what comes after it has to wait; a shortcoming that is only told holds up nothing.
+    """
 
     reason: str
     message: str
     needs: str
+    holds: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,14 @@ from controller.layers import (
     mounts,
     placement,
     power,
+    server_environment,
+    server_fit,
+    server_health,
+    server_output,
+    server_placement,
+    server_process,
+    server_unit,
+    server_weights,
     userland,
 )
 
@@ -29,4 +37,12 @@ ORDER: tuple[Layer, ...] = (
     devices.LAYER,
     power.LAYER,
     userland.LAYER,
+    server_placement.LAYER,
+    server_fit.LAYER,
+    server_environment.LAYER,
+    server_weights.LAYER,
+    server_unit.LAYER,
+    server_process.LAYER,
+    server_health.LAYER,
+    server_output.LAYER,
 )

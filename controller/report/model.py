@@ -22,11 +22,12 @@ from controller.layers.boot.next_boot import next_boot
 from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.kernel.facts import KernelFacts
 from controller.layers.power.facts import PowerFacts
+from controller.layers.server_process.facts import ProcessFacts
 from controller.run.drain import Drain
 from controller.run.ended import Ended
 from controller.run.memory import Backoff, Drifting, Kept, Key
 from controller.run.once import Report
-from controller.spec.model import GpuOwner, Lifecycle, Specs
+from controller.spec.model import GpuOwner, Lifecycle, ModelServer, Specs
 from controller.spec.policy import Mode, Permission
 from controller.spec.ref import Ref
 
@@ -116,10 +117,11 @@ class WaitRow(_Row):
 
 
 class StopRow(_Row):
-    """What would be stopped, and for how many seconds at most."""
+    """What would be stopped, for how many seconds at most, and by what; a server until it is ready again."""
 
     object: str
     at_most_seconds: float
+    why: list[str] = []
 
 
 class Summary(_Row):
@@ -291,10 +293,72 @@ class ErrorRow(_Row):
 
 
 class ValidateReport(_Row):
-    """What ``reconcile validate -o json`` prints when the specs are valid; ``errors`` is empty then."""
+    """What ``reconcile validate -o json`` prints when the specs are valid; ``errors`` is empty then.
+
+    ``warnings`` keep nothing from being done: options that a later version refuses, versions that are known bad.
+    """
 
     objects: list[str]
     errors: list[ErrorRow]
+    warnings: list[ErrorRow] = []
+
+
+class FitGpuRow(_Row):
+    """A GPU of a server; ``memory`` in bytes, None when nobody knows."""
+
+    pci: str
+    model: str
+    memory: int | None
+
+
+class FitLineRow(_Row):
+    """A line of the sum for one GPU: bytes that are there, or (negative) taken away; None for what takes none of it."""
+
+    what: str
+    how: str
+    bytes: int | None
+
+
+class FitProblemRow(_Row):
+    """Why it would not start, or why that is doubtful."""
+
+    code: str
+    message: str
+    next: str
+
+
+class FitReport(_Row):
+    """What ``reconcile fit -o json`` prints.
+
+    ``outcome`` is fits, short (it starts, and cannot hold one request of the longest context), doubtful (by the sum it
+    would not start, which may be wrong by as much), refuses, or unknown (``message`` says why there is no sum).
+    Bytes are those of one GPU. ``pool_tokens`` is what the KV cache holds in all, ``tokens`` what one request can have
+    of ``context``, ``requests`` how many may run at once.
+    """
+
+    server: str
+    outcome: str
+    message: str
+    engine: str
+    engine_version: str
+    model: str
+    revision: str
+    gpus: list[FitGpuRow] = []
+    tensor_parallel: int | None = None
+    weight_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
+    state_bytes_per_request: int | None = None
+    kv_how: str = ""
+    state_how: str = ""
+    context: int | None = None
+    pool_tokens: int | None = None
+    tokens: int | None = None
+    requests: int | None = None
+    min_context: int | None = None
+    lines: list[FitLineRow] = []
+    problems: list[FitProblemRow] = []
+    notes: list[str] = []
+    warnings: list[ErrorRow] = []
 
 
 class ErrorsReport(_Row):
@@ -595,6 +659,7 @@ Printed = (
     | OnceReport
     | StatusReport
     | WhyReport
+    | FitReport
     | ValidateReport
     | ErrorsReport
     | TrustReport
@@ -614,6 +679,7 @@ PRINTED: Mapping[str, type[Printed]] = {
     "wait": WaitReport,
     "drain": DrainReport,
     "why": WhyReport,
+    "fit": FitReport,
     "validate": ValidateReport,
     "errors": ErrorsReport,
     "trust": TrustReport,
@@ -678,7 +744,7 @@ def plan_report(
         blocked=len(blocked),
         unknown=len(unknown),
         deletes=_of_class(chosen, DELETING),
-        stops=_stops(chosen, _stand_still(specs, facts)),
+        stops=_stops(chosen, _stand_still(specs, facts), specs),
         reboots=_of_class(chosen, frozenset({Permission.REBOOT_HOST})),
         leaves_alone=leaves_alone(specs, facts, refs),
     )
@@ -972,14 +1038,19 @@ def _of_class(steps: Iterable[Step], classes: frozenset[Permission]) -> list[str
     return list(dict.fromkeys(str(d.object) for step in steps for d in step.disrupts if d.permission in classes))
 
 
-def _stops(steps: Iterable[Step], standing: frozenset[str]) -> list[StopRow]:
+def _stops(steps: Iterable[Step], standing: frozenset[str], specs: Specs) -> list[StopRow]:
     longest: dict[str, float] = {}
+    why: dict[str, list[str]] = {}
     for step in steps:
         for disruption in step.disrupts:
             name = str(disruption.object)
             if disruption.permission in STOPPING and name not in standing:
                 longest[name] = longest.get(name, 0.0) + step.timeout
-    return [StopRow(object=name, at_most_seconds=seconds) for name, seconds in longest.items()]
+                why.setdefault(name, []).append(step.summary)
+    for server in specs.servers.values():
+        if str(server.ref) in longest:
+            longest[str(server.ref)] += server.checks.startup_budget.total_seconds()
+    return [StopRow(object=name, at_most_seconds=seconds, why=why[name]) for name, seconds in longest.items()]
 
 
 def _stand_still(specs: Specs, facts: FleetFacts) -> frozenset[str]:
@@ -997,9 +1068,21 @@ def _stand_still(specs: Specs, facts: FleetFacts) -> frozenset[str]:
     servers = {
         str(server.ref)
         for server in specs.servers.values()
-        if server.container and f"Container/{server.container}" in standing
+        if (server.container and f"Container/{server.container}" in standing) or _is_down(specs, facts, server)
     }
     return frozenset(standing | servers)
+
+
+def _is_down(specs: Specs, facts: FleetFacts, server: ModelServer) -> bool:
+    """Whether nothing of a server runs anywhere, as far as its own host and all others tell."""
+    told = {name: host.section("server.process") for name, host in facts.items()}
+    here = told.get(specs.host_of(server) or "")
+    return isinstance(here, Known) and not any(
+        (found := place.of(server.name)) is not None and found.main is not None
+        for section in told.values()
+        if isinstance(section, Known) and isinstance(section.value, ProcessFacts)
+        for _, place in section.value.places
+    )
 
 
 def leaves_alone(specs: Specs, facts: FleetFacts, refs: set[Ref]) -> list[str]:

@@ -19,6 +19,7 @@ from controller.report.model import (
     PlanReport,
     StatusReport,
     StepRow,
+    StopRow,
     UnknownRow,
     WhyReport,
 )
@@ -147,7 +148,7 @@ def _summary(report: PlanReport) -> str:
             f"{counted(summary.objects, 'object')}: {summary.drifted} differ, {counted(summary.steps, 'step')} "
             f"({summary.not_permitted} not permitted), {summary.blocked} blocked, {summary.unknown} unknown."
         )
-        stops = ", ".join(f"{row.object} (at most {seconds_text(row.at_most_seconds)})" for row in summary.stops)
+        stops = ", ".join(_stop_text(row) for row in summary.stops)
         for label, what in (
             ("Deletes", ", ".join(summary.deletes)),
             ("Stops", stops),
@@ -160,6 +161,12 @@ def _summary(report: PlanReport) -> str:
         else []
     )
     return "\n".join(lines)
+
+
+def _stop_text(row: StopRow) -> str:
+    """How long it is gone; of a server, why as well."""
+    why = f": {'; '.join(row.why)}" if row.object.startswith("ModelServer/") else ""
+    return f"{row.object} (at most {seconds_text(row.at_most_seconds)}{why})"
 
 
 def seconds_text(seconds: float) -> str:

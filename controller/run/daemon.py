@@ -7,6 +7,7 @@ the main thread takes them from there, tells the loop, and hands out what is due
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import queue
 import threading
@@ -19,8 +20,12 @@ from pathlib import Path
 
 import watchfiles
 
+from controller.engines import checking
+from controller.facts.hub import HubFacts
 from controller.facts.words import Observation
+from controller.run import secrets
 from controller.run import specs as spec_files
+from controller.run.eyes import models_of
 from controller.run.git import commit_of
 from controller.run.loop import Loop, Moment
 from controller.run.memory import Event, Kind, Memory
@@ -28,7 +33,7 @@ from controller.run.picture import Board
 from controller.run.state import NoState
 from controller.spec.errors import Code, SpecError
 from controller.spec.load import Reading, read
-from controller.spec.model import Place, Specs
+from controller.spec.model import Place, Specs, Unreadable
 from controller.world.port import Look, Lost, Order, Outcome, World
 from controller.world.sim import SimWorld
 
@@ -37,6 +42,7 @@ TURN = 1.0  # seconds between turns at most: what other processes write into the
 PINNED = 0.5  # seconds between pictures at least, while nothing but looks happens
 SETTLED = 1.0  # seconds that an object has to be missing in the spec files before it is believed to be gone
 RESCAN = 10.0  # seconds after which spec files are read again though no change was told (network file systems)
+ASKED_AGAIN = 60.0  # seconds after which the Hub is asked again about models that it did not tell of
 LEAVING = 60.0  # seconds that steps at work are waited for when the controller is stopped; what is left goes on
 
 _log = logging.getLogger(__name__)
@@ -53,7 +59,14 @@ class _Files:
     """Something may have changed under the specs."""
 
 
-_News = Observation | _Performed | _Files | None  # None: wake up
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """What the Hub says of the models of the specs."""
+
+    told: HubFacts | None
+
+
+_News = Observation | _Performed | _Files | _Models | None  # None: wake up
 
 
 class SpecFiles:
@@ -65,6 +78,7 @@ class SpecFiles:
         self._shown: dict[str, bytes | str] | None = None  # what was read last
         self._problem = ""
         self._known: Specs | None = None
+        self._secrets: dict[str, str | Unreadable] = {}
         self._missing_since: float | None = None
         self._clusters: dict[str, str] = {}
         self.commit = commit_of(where)
@@ -76,18 +90,21 @@ class SpecFiles:
         while, before the files without it are believed.
         """
         texts, problem = self._on_disk()
-        before = (self._shown, self._problem, self._clusters)
+        before = (self._shown, self._problem, self._clusters, self._secrets)
         shown = {path: text if isinstance(text, bytes) else str(text) for path, text in texts.items()}
-        if self._missing_since is None and (shown, problem, clusters) == before:
+        known = secrets.read(self._known.fleet.secrets) if self._known is not None else {}
+        if self._missing_since is None and (shown, problem, clusters, known) == before:
             return None
-        reading = read(texts, last_good=self._memory.last_good(), clusters=clusters)
+        reading = read(texts, last_good=self._memory.last_good(), clusters=clusters, check_server=checking.problems)
+        found = secrets.read(reading.specs.fleet.secrets)
         lost = self._known is not None and any(obj.ref not in reading.specs for obj in self._known)
         if lost and problem is None:
             self._missing_since = self._missing_since if self._missing_since is not None else now
             if now < self._missing_since + SETTLED:
                 return None
+        reading = dataclasses.replace(reading, specs=dataclasses.replace(reading.specs, secrets=found))
         self._missing_since, self._shown, self._problem, self._clusters = None, shown, problem, dict(clusters)
-        self._known = reading.specs
+        self._known, self._secrets = reading.specs, found
         self.commit = commit_of(self._where)
         if problem:
             place = Place(str(self._where), 1)
@@ -128,6 +145,7 @@ class Daemon:
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._hurry = threading.Event()
+        self._other_specs = threading.Event()
         self._hosts: object = None
         self._told = 0  # the number of the last event that was logged
         self._trouble = ""
@@ -144,7 +162,11 @@ class Daemon:
         """Work until stopped."""
         self._told = max((event.number for event in self._memory.events(limit=1)), default=0)
         self._loop.begin(self._moment())
-        threads = [threading.Thread(target=self._hear, name="eyes"), threading.Thread(target=self._watch, name="specs")]
+        threads = [
+            threading.Thread(target=self._hear, name="eyes"),
+            threading.Thread(target=self._watch, name="specs"),
+            threading.Thread(target=self._ask_hub, name="hub"),
+        ]
         for thread in threads:
             thread.start()
         pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="step")
@@ -152,6 +174,7 @@ class Daemon:
             self._turn_until_stopped(pool)
         finally:
             self._stop.set()
+            self._other_specs.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for thread in threads:
                 thread.join(5.0)
@@ -203,6 +226,8 @@ class Daemon:
                     self._loop.seen(one, moment)
                 case _Performed(step, said):
                     self._loop.performed(step, said, moment)
+                case _Models(told):
+                    self._loop.described(told)
         if self._memory.changed():
             self._loop.reconsider(moment)
             return True
@@ -236,6 +261,7 @@ class Daemon:
             self._world.use(reading.specs)
             self._hosts = hosts
         self._loop.take_specs(reading, moment, self._files.commit, problem)
+        self._other_specs.set()
 
     def _log_events(self) -> bool:
         """Log what was remembered since the last time, by whomever; whether there was something."""
@@ -269,6 +295,18 @@ class Daemon:
             except Exception:
                 _log.exception("looking at hosts went wrong")
                 self._stop.wait(1.0)
+
+    def _ask_hub(self) -> None:
+        """Ask about models, now and then and when there are other specs."""
+        while not self._stop.is_set():
+            if self._other_specs.wait(ASKED_AGAIN):
+                self._other_specs.clear()
+            if self._stop.is_set():
+                return
+            try:
+                self._news.put(_Models(models_of(self._world, self._loop.specs)))
+            except Exception:
+                _log.exception("asking the Hub went wrong")
 
     def _watch(self) -> None:
         while not self._stop.is_set():

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from controller.core import observe
 from controller.core.next_steps import Next
-from controller.core.words import Drift, InSync, Skipped, Step, Unseen
+from controller.core.words import Drift, InSync, Skipped, Step, Unseen, Wait
 from controller.facts.units import Job
 from controller.facts.words import FleetFacts
 from controller.spec.literals import without_secrets
@@ -65,7 +65,9 @@ def _verified(step: Step, before: Next, after: Next) -> Ended:
             break
         was = before.verdict(judged.object, judged.layer)
         if judged.object in (step.object, *(d.object for d in step.disrupts)) and (
-            isinstance(was, InSync | Skipped) and isinstance(judged.verdict, Drift)
+            isinstance(was, InSync | Skipped)
+            and isinstance(judged.verdict, Drift)
+            and not isinstance(judged.verdict.remedy, Wait)  # what was just started gets there by itself
         ):
             return Ended(
                 step, Result.FAILED, f"it made {judged.layer} of {judged.object} worse: {judged.verdict.message}"

@@ -23,10 +23,12 @@ from controller.core.permissions import Approval, Grants
 from controller.core.suspension import Suspension
 from controller.core.view import View
 from controller.core.words import Drift, Gate, InSync, Layer, Skipped, Step, Unseen
+from controller.facts.hub import HubFacts
 from controller.facts.units import Job, Unit
 from controller.facts.words import FleetFacts, HostFacts, Known, Observation, Unknown
 from controller.layers.access.facts import AccessFacts
 from controller.run.ended import Ended, Result, busy, failed_job, judge, last_words
+from controller.run.eyes import with_models
 from controller.run.git import Commit
 from controller.run.memory import Backoff, Drifting, Event, Kept, Key, Kind
 from controller.run.picture import Board, Looked, Pending, Picture, StepKind, WaitingFor
@@ -125,6 +127,8 @@ class Loop:
         self._commit = Commit()
         self._loaded: float | None = None
         self._facts: FleetFacts = {}
+        self._models: HubFacts | None = None
+        self._described = False
         self._clusters: dict[str, str] = {}
         self._busy: dict[str, str] = {}  # hosts on which a step runs, and which
         self._eyes: dict[str, _Eye] = {}
@@ -218,6 +222,15 @@ class Loop:
             eye.due = moment.now + PERIOD * self._chance.uniform(1 - JITTER, 1 + JITTER)
         before = self._facts.get(observation.host)
         self._know(observe.read(self._parsers, observation, before))
+
+    def described(self, models: HubFacts | None) -> None:
+        """The Hub was asked about the models of the specs."""
+        self._described = True
+        if models == self._models:
+            return
+        self._models = models
+        for facts in self._facts.values():
+            self._know(facts)
 
     def performed(self, step: str, said: Said, moment: Moment) -> None:
         """A step has come to its end, or it is not known whether."""
@@ -333,6 +346,7 @@ class Loop:
     # --- facts ---
 
     def _know(self, facts: HostFacts) -> None:
+        facts = with_models(facts, self._models)
         if facts == self._facts.get(facts.host):
             return
         self._facts = {**self._facts, facts.host: facts}
@@ -400,7 +414,8 @@ class Loop:
     def _awakes(self, moment: Moment) -> bool:
         """Whether it is too early to judge: what was remembered is not to be called unknown before hosts were asked."""
         if not self._awake:
-            asked = all(eye.seen > -math.inf for eye in self._eyes.values())
+            described = self._described or not self._specs.servers
+            asked = described and all(eye.seen > -math.inf for eye in self._eyes.values())
             self._awake = asked or moment.now >= self._began + AWAKE
         return not self._awake
 

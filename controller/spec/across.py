@@ -1,7 +1,7 @@
 """What no single document can show: whether the objects of a fleet fit together."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from controller.spec.model import (
     Specs,
 )
 from controller.spec.ref import Ref
-from controller.spec.values import gpu_model_key, nearest
+from controller.spec.values import Problem, gpu_model_key, nearest
 
 Path = tuple[str | int, ...]
 
@@ -39,8 +39,8 @@ class Known:
 
     clusters: Mapping[str, str]
     """The cluster of a Proxmox host, by the host's name."""
-    engine_flags: Mapping[tuple[str, str], Collection[str]]
-    """The flags of an (engine, version)."""
+    check_server: Callable[[ModelServer, int | None], Iterable[Problem]]
+    """What its engine has against a server with so many GPUs (None: nobody can say how many)."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class _Together:
             yield from self._place_exists(server)
             yield from self._gpus_are_assigned(server)
             yield from self._secrets_exist(server)
-            yield from self._flags_exist(server)
+            yield from self._engine_takes(server)
             if server.state is not ServerState.RUNNING:
                 continue  # what is stopped may wait for its turn on the same port
             other = ports.setdefault((server.place, server.serve.port), server)
@@ -246,7 +246,7 @@ class _Together:
             )
 
     def _gpus_are_assigned(self, server: ModelServer) -> Iterator[SpecError]:
-        assigned = self._assigned(server)
+        assigned = gpus_at(self._specs, server)
         if assigned is None:
             return
         number, addresses = assigned
@@ -275,23 +275,6 @@ class _Together:
                 todo="write auto, or assign more GPUs",
             )
 
-    def _assigned(self, server: ModelServer) -> tuple[int, tuple[str, ...]] | None:
-        """Return how many GPUs the place of a server has, and their addresses if the spec says which they are.
-
-        None when it does not say how many.
-        """
-        if server.container is not None:
-            container = self._specs.containers.get(server.container)
-            if container is None or container.gpus is None:
-                return None
-            devices = _devices(container)
-            return container.gpus.number, () if any(d.startswith("GPU-") for d in devices) else devices
-        host = self._specs.hosts.get(server.host or "")
-        if host is None or host.nvidia is None:
-            return None
-        own = tuple(gpu.pci for gpu in host.gpus if gpu.owner is GpuOwner.HOST)
-        return len(own), own
-
     def _secrets_exist(self, server: ModelServer) -> Iterator[SpecError]:
         if self._unseen.fleet:
             return
@@ -318,23 +301,18 @@ class _Together:
                 concerns=(server.ref,),
             )
 
-    def _flags_exist(self, server: ModelServer) -> Iterator[SpecError]:
-        engine = server.engine
-        flags = self._known.engine_flags.get((engine.name, engine.version))
-        if flags is None:
-            return
-        for flag in server.serve.flags:
-            if flag not in flags:
-                guess = nearest(flag, flags)
-                yield self._conflict(
-                    server.ref,
-                    ("serve", "flags", flag),
-                    f"cannot pass --{flag}: {engine.name} {engine.version} has no such flag",
-                    [],
-                    (),
-                    nearest=guess,
-                    todo=f"write {guess}" if guess else "remove it, or use a version that has it",
-                )
+    def _engine_takes(self, server: ModelServer) -> Iterator[SpecError]:
+        for problem in self._known.check_server(server, gpus_of(self._specs, server)):
+            yield self._conflict(
+                server.ref,
+                problem.field,
+                problem.says,
+                [],
+                (),
+                allowed=problem.allowed,
+                nearest=problem.nearest,
+                todo=problem.todo,
+            )
 
     # Names
 
@@ -435,3 +413,29 @@ def _needed(wanting: Sequence[Container], models: Mapping[str, str], model: str 
         else:
             exclusive += count + len(these)
     return exclusive + max(most, len(shared))
+
+
+def gpus_of(specs: Specs, server: ModelServer) -> int | None:
+    """Return how many GPUs a server has, None when the specs do not say it."""
+    if server.gpus != "all":
+        return len(server.gpus)
+    known = gpus_at(specs, server)
+    return known[0] if known else None
+
+
+def gpus_at(specs: Specs, server: ModelServer) -> tuple[int, tuple[str, ...]] | None:
+    """Return how many GPUs the place of a server has, and their addresses if the spec says which they are.
+
+    None when it does not say how many.
+    """
+    if server.container is not None:
+        container = specs.containers.get(server.container)
+        if container is None or container.gpus is None:
+            return None
+        devices = _devices(container)
+        return container.gpus.number, () if any(d.startswith("GPU-") for d in devices) else devices
+    host = specs.hosts.get(server.host or "")
+    if host is None or host.nvidia is None:
+        return None
+    own = tuple(gpu.pci for gpu in host.gpus if gpu.owner is GpuOwner.HOST)
+    return len(own), own

@@ -6,7 +6,7 @@ objects it was last known to define, so that they can be left alone until it is 
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -52,6 +52,15 @@ class Reading:
     """True when nobody can say what the Fleet's defaults are, so that no object's meaning is certain."""
 
 
+CheckServer = Callable[[ModelServer, int | None], Iterable[Problem]]
+
+
+def _nothing_against(server: ModelServer, gpus: int | None) -> Iterable[Problem]:
+    """Stand for engines that nobody knows."""
+    del server, gpus
+    return ()
+
+
 class SpecErrors(Exception):  # noqa: N818 - it carries many
     """Spec files have errors; its text lists them all."""
 
@@ -74,7 +83,7 @@ def load(
     texts: Mapping[str, bytes | OSError],
     *,
     clusters: Mapping[str, str] | None = None,
-    engine_flags: Mapping[tuple[str, str], Collection[str]] | None = None,
+    check_server: CheckServer = _nothing_against,
 ) -> Specs:
     """Read all spec files, by name.
 
@@ -82,12 +91,12 @@ def load(
         texts: what is in each file, or why it could not be read; files that hold no specs are left out.
         clusters: of Proxmox hosts, the names of their clusters as far as they are known. Two hosts are taken for one
             cluster's unless both are known and differ.
-        engine_flags: for (engine, version), the flags that it has; an engine that is not in it is not checked.
+        check_server: what its engine has against a server that has so many GPUs (None: the specs do not say).
 
     Raises:
         SpecErrors: something is wrong, with all errors and with what can be said all the same.
     """
-    reading = read(texts, clusters=clusters, engine_flags=engine_flags)
+    reading = read(texts, clusters=clusters, check_server=check_server)
     if reading.errors:
         raise SpecErrors(reading)
     return reading.specs
@@ -98,7 +107,7 @@ def read(
     *,
     last_good: Mapping[str, bytes] | None = None,
     clusters: Mapping[str, str] | None = None,
-    engine_flags: Mapping[tuple[str, str], Collection[str]] | None = None,
+    check_server: CheckServer = _nothing_against,
 ) -> Reading:
     """Read all spec files as ``load`` does, and make the best of broken ones.
 
@@ -106,7 +115,7 @@ def read(
     """
     texts = {name: text for name, text in texts.items() if is_spec_file(name)}
     first = attempt = _Attempt(texts)
-    known = Known(clusters or {}, engine_flags or {})
+    known = Known(clusters or {}, check_server)
     errors = in_order([*first.errors, *check_together(first.specs, first.locate, known, first.unseen)])
     frozen, set_aside, had_fleet = set(first.frozen), set(first.failed), set(first.may_hold_fleet)
     now, good = dict(texts), last_good or {}

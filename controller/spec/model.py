@@ -609,6 +609,8 @@ class Weights(Model):
     """The Hub's token, for a repository that asks for one."""
     draft: Draft | None = None
     """A draft model for speculative decoding."""
+    stalled_after: Duration = timedelta(minutes=2)
+    """How long a download may bring next to nothing before it is killed and gone on with another way."""
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:
@@ -644,6 +646,15 @@ class Engine(Model):
     """More places to find wheels: directories on the serving machine, or URLs."""
     prerelease: Prerelease | None = None
     """Whether pre-releases are installed; without it, uv's own rule."""
+    allow_known_bad: Bool = False
+    """Whether a version is used that is known not to serve such a model right."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _external_has_no_version(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("name") == "external" and data.get("version") is None:
+            return {**data, "version": "0"}
+        return data
 
 
 class Serve(Model):
@@ -677,6 +688,8 @@ class OutputCheck(StrEnum):
     """A tool is called as it was declared, and the call is parsed."""
     REASONING = "reasoning"
     """Reasoning comes apart from the answer."""
+    STRUCTURED = "structured"
+    """An answer that was asked to keep to a JSON schema keeps to it."""
 
 
 class Range(Model):
@@ -732,6 +745,10 @@ class Checks(Model):
         return self
 
 
+def _name_means_engine(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
 class ModelServer(_Object):
     """One engine serving one model, in a container or on a plain Linux host."""
 
@@ -748,8 +765,8 @@ class ModelServer(_Object):
     """Which GPUs of its container or host: all, or a list of places in the assignment (from 0), addresses, UUIDs."""
     model: Weights
     """The model it serves."""
-    engine: Engine
-    """The software that serves it."""
+    engine: Annotated[Engine, BeforeValidator(_name_means_engine)]
+    """The software that serves it; ``engine: external`` is a server that is only watched."""
     serve: Serve
     """How it is started and reached."""
     checks: Checks = Checks()
@@ -801,6 +818,13 @@ class ModelServer(_Object):
 
 
 @dataclass(frozen=True)
+class Unreadable:
+    """A secret that could not be read: it is not known, which is not the same as empty. ``why`` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Place:
     """Where something stands in the spec files; lines and columns are counted from 1."""
 
@@ -825,6 +849,8 @@ class Specs:
     servers: Mapping[str, ModelServer] = field(default_factory=dict)
     places: Mapping[Ref, Place] = field(default_factory=dict)
     """Where each object's document begins."""
+    secrets: Mapping[str, str | Unreadable] = field(default_factory=dict, repr=False, compare=False)
+    """The secrets of ``fleet.secrets`` as the controller's machine has them now; none of them is ever shown."""
 
     def __iter__(self) -> Iterator[Object]:
         yield from self.hosts.values()

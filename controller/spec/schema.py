@@ -48,6 +48,7 @@ def schema() -> Schema:
             part.pop("required", None)
     parts["Gpu"]["required"].remove("owner")  # a plain Linux host's GPUs are its own
     _list_of_gpus(parts["Container"]["properties"])
+    _name_of_engine(parts["ModelServer"]["properties"])
     for kind in ("Fleet", *Kind):
         parts[kind]["required"] = ["kind"] if kind == "Fleet" else ["kind", "name"]
     defaults = {f"{kind}Defaults": _defaults(kind, parts[kind]) for kind in Kind}
@@ -89,6 +90,15 @@ def _list_of_gpus(properties: dict[str, Schema]) -> None:
     """Let a list stand for ``devices``, as the loader does."""
     devices = {"type": "array", "items": {"type": "string"}, "description": "PCI addresses or UUIDs."}
     properties["gpus"]["anyOf"].insert(0, devices)
+
+
+def _name_of_engine(properties: dict[str, Schema]) -> None:
+    """Let ``external`` stand for an engine that is only watched, as the loader does."""
+    engine = properties["engine"]
+    properties["engine"] = {
+        "anyOf": [{"const": "external"}, {"$ref": engine.pop("$ref")}],
+        **engine,
+    }
 
 
 def _refs_of_items(part: Any) -> Iterator[str]:

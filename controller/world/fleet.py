@@ -16,13 +16,15 @@ from typing import Protocol
 
 from controller.core.observe import WORLD
 from controller.core.words import Layer
+from controller.facts.hub import Description, NotDescribed
 from controller.facts.words import Observation, Section, Unknown
 from controller.spec.model import Connection, Host, Specs
 from controller.world import units
 from controller.world.endpoint import Endpoint, UserConfig, endpoint
+from controller.world.hub import Hub
 from controller.world.keys import KnownHosts, Shown
 from controller.world.local import LocalTransport
-from controller.world.port import Look, Order, Outcome, Refused
+from controller.world.port import Look, ModelAsked, Order, Outcome, Refused
 from controller.world.shell import Counts, ProbeShell
 from controller.world.ssh import CONNECT_TIMEOUT, Connector
 from controller.world.transport import HostError, Reason, Transport
@@ -74,6 +76,7 @@ class SshWorld:
         self._look_timeout = look_timeout
         self._user_config = UserConfig(user_config)
         self._connector = Connector(KnownHosts(state), connect_timeout)
+        self._hub = Hub(state)
         self._pool: ThreadPoolExecutor | None = None  # while somebody is being logged in to
         self._news: queue.SimpleQueue[Look | _Link] = queue.SimpleQueue()
         self._observing = threading.Lock()
@@ -86,6 +89,10 @@ class SshWorld:
         """Return what looking at the hosts has cost so far, all of them together."""
         each = [link.shell.counts for link in self._links.values()]
         return Counts(sum(c.rounds for c in each), sum(c.reads for c in each), sum(c.logins for c in each))
+
+    def describe(self, asked: Sequence[ModelAsked]) -> Mapping[tuple[str, str], Description | NotDescribed]:
+        """What the Hub says of models, all at once; what was learned lies in the state directory."""
+        return self._hub.describe(asked)
 
     def use(self, specs: Specs) -> None:
         """Go on with other specs; hosts that are reached as before keep their connection."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from controller.core.words import Step
+from controller.facts.hub import Description, NotDescribed
 from controller.facts.words import Observation
 from controller.spec.model import Specs
 
@@ -18,6 +19,15 @@ class Look:
     host: str
     max_age: float = 0.0
     guests: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAsked:
+    """A model to be described: its repository on the Hub, a revision (a commit, branch or tag), and the Hub's token."""
+
+    repo: str
+    revision: str
+    token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,10 @@ class World(Protocol):
 
     def perform(self, order: Order) -> Outcome:
         """Start the step's script as a unit on its host and wait until it ends (a job: until it is started)."""
+        ...
+
+    def describe(self, asked: Sequence[ModelAsked]) -> Mapping[tuple[str, str], Description | NotDescribed]:
+        """What the Hub says of models, all at once, by repository and revision. What was learned is kept."""
         ...
 
     def close(self) -> None:

@@ -70,15 +70,27 @@ def sim_file(*, alive: bool = False) -> str:
     return json.dumps(world(alive=alive)) if alive else (STORY / "fleet.sim.yaml").read_text()
 
 
-def documents() -> list[dict[str, Any]]:
-    """What lies in specs/story."""
+SERVED = [
+    ("server.environment", "build-environment"),
+    ("server.weights", "fetch-weights"),
+    ("server.unit", "install-unit"),
+    ("server.process", "start-server"),
+    ("server.health", "install-watch"),
+    ("server.output", "check-output"),
+]
+"""What follows for the server in the container, which only the simulated fleet has an engine and a Hub for."""
+
+
+def documents(*, served: bool = False) -> list[dict[str, Any]]:
+    """What lies in specs/story, with the server in the container or without."""
     files = [path for path in sorted(STORY.glob("*.yaml")) if not path.name.endswith(".sim.yaml")]
-    return [document for path in files for document in YAML(typ="safe").load_all(path)]
+    found = [document for path in files for document in YAML(typ="safe").load_all(path)]
+    return [document for document in found if served or document["kind"] != "ModelServer"]
 
 
-def specification(stage: Stage, host: str = "kpro5", kpro6: str = "decommissioned") -> None:
+def specification(stage: Stage, host: str = "kpro5", kpro6: str = "decommissioned", *, served: bool = False) -> None:
     """The story's specs for the hosts of this world, the container wanted on ``host``; ``kpro6`` is its lifecycle."""
-    made = documents()
+    made = documents(served=served)
     for document in made:
         if document["kind"] == "Container":
             document["host"] = host

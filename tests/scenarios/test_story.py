@@ -219,3 +219,17 @@ def test_connection_cut(gone: LabStage, moment: Callable[[LabStage], bool]) -> N
         process.communicate()
     gone.lab.heal()
     same_end(gone, watch)
+
+
+def test_what_the_container_serves_follows_it(tmp_path: Path) -> None:
+    """One edited line, and in the end an answer that makes sense: environment, weights, unit, process, checks."""
+    stage = SimStage(tmp_path, story.sim_file())
+    story.specification(stage, served=True)
+    assert chain(stage.reconcile("plan", "-o", "json")) == [*TAKEN_OVER, *story.SERVED]
+    done = stage.reconcile("--once")
+    assert done.rc == 0, done.out + done.err
+    assert "Everything is as the specs say" in done.out
+    assert "Nothing was done" in stage.reconcile("--once").out
+    (process,) = stage.world().fleet.hosts["kpro5"].containers[129].session.processes[:1]
+    assert process.listens
+    assert "--speculative-algorithm" in process.argv

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from controller.layers.order import ORDER
 from controller.layers.shared.truth import Fleet
+from controller.run.eyes import models_of
 from controller.run.git import Commit
 from controller.run.loop import Loop, Moment
 from controller.run.memory import Memory
@@ -60,6 +61,7 @@ class Player:
         good = {path: text for path, text in texts.items() if path not in reading.failed}
         self.memory.keep_good(good)
         self.loop.take_specs(reading, self.moment)
+        self.loop.described(models_of(self.world, reading.specs))
 
     @property
     def moment(self) -> Moment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from controller.layers.mounts import sim as mounts
 from controller.layers.order import ORDER
 from controller.layers.placement import sim as placement
 from controller.layers.power import sim as power
-from controller.layers.shared import pve_physics
-from controller.layers.shared.truth import File, Fleet, Host, Lease, Unit, Work
+from controller.layers.server_placement import sim as server_placement
+from controller.layers.server_process import sim as server_process
+from controller.layers.server_unit import sim as server_unit
+from controller.layers.shared import inside, pve_physics
+from controller.layers.shared.truth import End, File, Fleet, Host, Lease, Process, Start, Unit, Work
 from controller.world import units as real_units
 from controller.world.sim import units
 from tests.sim import tree
@@ -40,6 +44,9 @@ SIMULATED: dict[str, Callable[[Fleet, Host, tuple[int, ...]], Section]] = {
     "container.power": power.answer,
     "container.placement": placement.answer,
     "container.mounts": mounts.answer,
+    "server.placement": server_placement.answer,
+    "server.unit": server_unit.answer,
+    "server.process": server_process.answer,
 }
 
 
@@ -102,12 +109,45 @@ def at_boot() -> Fleet:
     return made
 
 
+def serving() -> Fleet:
+    """Servers that run, that have ended, that others have touched, in a container and on the host itself."""
+    made = demo()
+    host = made.hosts["kpro5"]
+    host.boot_id = host.boot_id or made.draw_id(host)
+    began = made.now
+    for vmid in (None, 129):
+        image, session = inside.image_of(made, host, vmid), inside.session_of(host, vmid)
+        for name in ("qwen", "other"):
+            here = f"/opt/reconcile/server/{name}"
+            texts = {"marker.json": '{"object": "ModelServer/x"}', "args.json": "{}\n", "note.sh": ":\n"}
+            texts |= {"salt": "abc\n", "config.yaml": "api-key: x\n"} if name == "qwen" else {}
+            image.files |= {f"{here}/{file}": File(text, mtime=1767500000) for file, text in texts.items()}
+            unit = f"/etc/systemd/system/reconcile-{name}"
+            image.files[f"{unit}.service"] = File("[Service]\n", mtime=1767500000)
+            image.files[f"{unit}-watch.service"] = File("[Service]\n", mtime=1767500000)
+        image.files["/etc/systemd/system/reconcile-other.service.d/a.conf"] = File("[Service]\n", mtime=1767500000)
+        image.files["/etc/systemd/system/reconcile-hand.service"] = File("x\n", mtime=1767500000)
+        image.enabled = ["reconcile-qwen.service", "reconcile-qwen-watch.service"]
+        session.starts = {"qwen": Start("d" * 64, int(began), "e" * 64), "other": Start("f" * 64, int(began) - 900)}
+        session.ends = {"other": [End(int(began) - 800, "exit-code", "exited", "1")]}
+        session.down = ["reconcile-other.service"]
+        pids = 500 if vmid is None else 600
+        argv = ["/opt/reconcile/env/e/bin/python", "-m", "x", "two\nlines", ""]
+        unit = "reconcile-qwen.service"
+        session.processes = [
+            Process(pids, began, argv, unit, port=30000, listens=True, gpus=["GPU-1", "GPU-2"]),
+            Process(pids + 1, began, ["node"], "session-1.scope", "node", port=8080, listens=True),
+        ]
+    made.now = time.time()
+    return made
+
+
 def _digest(of: str) -> str:
     return hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @pytest.mark.parametrize("section", SIMULATED)
-@pytest.mark.parametrize("build", [untouched, edited, left_behind, bare, at_boot])
+@pytest.mark.parametrize("build", [untouched, edited, left_behind, bare, at_boot, serving])
 def test_the_simulation_prints_what_the_fragment_prints(
     section: str, build: Callable[[], Fleet], tmp_path: Path
 ) -> None:
@@ -131,8 +171,8 @@ def _compare(made: Fleet, host: Host, section: str, place: Path) -> None:
 
 
 def _without_smi(out: str) -> str:
-    """All but the answer of nvidia-smi, which no machine without a GPU has."""
-    return out.partition("smi|")[0]
+    """All but the answer of nvidia-smi, which no machine without a GPU has, and the size of a real /dev/shm."""
+    return "".join(line for line in out.partition("smi|")[0].splitlines(True) if not line.startswith("shm "))
 
 
 def _run(fragment: str, root: Path, place: Path) -> Section:

@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 
 from controller.layers.gpu_health.sim import information, module_line
-from controller.layers.shared import kernel_physics, pve_physics
-from controller.layers.shared.truth import Fleet, Host, Node
+from controller.layers.shared import inside, kernel_physics, pve_physics
+from controller.layers.shared.truth import Fleet, Host, Node, Process, Session
 
 
 def lay(fleet: Fleet, host: Host, root: Path) -> None:
@@ -34,16 +34,20 @@ def lay(fleet: Fleet, host: Host, root: Path) -> None:
     _pve(fleet, host, root)
     _containers(host, root)
     _machines(host, root)
+    _servers(fleet, host, root)
 
 
 def tools(fleet: Fleet, host: Host, folder: Path) -> None:
     """The few programs that the fragments start, answering for this host."""
     folder.mkdir()
-    infos = "".join(f"{vmid}) printf 'State: RUNNING\\nPID: {c.pid}\\n' ;;\n" for vmid, c in host.containers.items())
+    infos = "".join(
+        f"'{vmid} -p -H') echo {c.pid} ;;\n{vmid}*) printf 'State: RUNNING\\nPID: {c.pid}\\n' ;;\n"
+        for vmid, c in host.containers.items()
+    )
     programs = {
         "id": f"echo {host.uid}",
         "uname": f"echo Linux {host.kernel} {host.arch}",
-        "lxc-info": f"case $2 in\n{infos}esac",
+        "lxc-info": f"shift; case $* in\n{infos}esac",
         "rbd": _rbd(fleet, host),
     }
     for name, text in programs.items():
@@ -165,3 +169,50 @@ def _machines(host: Host, root: Path) -> None:
         for number, group in enumerate(groups):
             (root / f"proc/{machine.pid}/fd/{number}").symlink_to(f"/dev/vfio/{group}")
             _file(root, f"/dev/vfio/{group}", "")
+
+
+def _servers(fleet: Fleet, host: Host, root: Path) -> None:
+    """What serves in places: their small files, their systemd's units, and the processes of those."""
+    for vmid in inside.places(host, host.containers):
+        pid = 1 if vmid is None else host.containers[vmid].pid
+        place, slice_ = ("", "") if vmid is None else (f"/proc/{pid}/root", f"/lxc/{vmid}/ns")
+        image, session = inside.image_of(fleet, host, vmid), inside.session_of(host, vmid)
+        (root / f"{place}/usr".lstrip("/")).mkdir(parents=True, exist_ok=True)
+        if vmid is not None:
+            _file(root, f"/proc/{pid}/cgroup", f"3:cpu:/\n0::{slice_}/init.scope\n")
+        for path, file in image.files.items():
+            _file(root, place + path, file.text, file.mtime)
+        for unit in image.enabled:
+            wants = root / f"{place}/etc/systemd/system/multi-user.target.wants".lstrip("/")
+            wants.mkdir(parents=True, exist_ok=True)
+            (wants / unit).symlink_to(f"../{unit}")
+        for name, start in session.starts.items():
+            _file(root, f"{place}/run/reconcile-server/{name}.started", f"{start.digest} {start.at} {start.secrets}\n")
+        for name, ends in session.ends.items():
+            lines = "".join(f"{end.at} {end.result} {end.code} {end.status}\n" for end in ends)
+            _file(root, f"{place}/run/reconcile-server/{name}.ends", lines)
+        table = ["  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"]
+        for process in session.processes:
+            _process(host, root, process, slice_, session)
+            if process.listens:
+                socket = f"00000000:{process.port:04X} 00000000:0000 0A 0:0 0:0 0 0 0 {process.pid}00 1 0"
+                table.append(f"   0: {socket}")
+        _file(root, f"/proc/{pid}/net/tcp", "\n".join(table) + "\n")
+
+
+def _process(host: Host, root: Path, process: Process, slice_: str, session: Session) -> None:
+    group = f"{slice_}/system.slice/{process.unit}"
+    pids = "".join(f"{each.pid}\n" for each in session.processes if each.unit == process.unit)
+    _file(root, f"/sys/fs/cgroup{group}/cgroup.procs", pids)
+    _file(root, f"/sys/fs/cgroup{group}/cgroup.events", "populated 1\nfrozen 0\n")
+    here, ticks = f"/proc/{process.pid}", kernel_physics.ticks(host, process.started)
+    _file(
+        root, f"{here}/stat", f"{process.pid} ({process.command}) S 1 {' '.join('0' for _ in range(17))} {ticks} 0 0\n"
+    )
+    _file(root, f"{here}/cgroup", f"3:cpu:/\n0::{group}\n")
+    _file(root, f"{here}/comm", f"{process.command}\n")
+    _file(root, f"{here}/cmdline", "".join(f"{argument}\0" for argument in process.argv))
+    _file(root, f"{here}/environ", f"A=b\0CUDA_VISIBLE_DEVICES={','.join(process.gpus)}\0")
+    (root / here.lstrip("/") / "fd").mkdir()
+    if process.listens:
+        (root / here.lstrip("/") / "fd/7").symlink_to(f"socket:[{process.pid}00]")

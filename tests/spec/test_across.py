@@ -6,6 +6,8 @@ import pytest
 
 from controller.spec.errors import Code, SpecError
 from controller.spec.load import read
+from controller.spec.model import ModelServer
+from controller.spec.values import Problem
 
 MODEL = "{repo: Q/a, revision: 0123456789012345678901234567890123456789, directory: /models}"
 
@@ -30,10 +32,8 @@ def server(name: str, place: str, serve: str = "port: 80", more: str = "") -> st
     )
 
 
-def errors(
-    *documents: str, clusters: Mapping[str, str] | None = None, flags: dict[tuple[str, str], set[str]] | None = None
-) -> list[SpecError]:
-    return list(read({"a.yaml": "---\n".join(documents).encode()}, clusters=clusters, engine_flags=flags).errors)
+def errors(*documents: str, clusters: Mapping[str, str] | None = None) -> list[SpecError]:
+    return list(read({"a.yaml": "---\n".join(documents).encode()}, clusters=clusters).errors)
 
 
 def said(*documents: str) -> list[str]:
@@ -189,12 +189,18 @@ def test_secrets_are_defined_in_the_fleet() -> None:
     assert (error.field, error.nearest, error.code) == ("serve.api_key.secret", "qwen", Code.NOT_FOUND)
 
 
-def test_flags_against_a_list_of_the_engines_version() -> None:
+def test_what_an_engine_has_against_a_server_stands_where_it_is_written() -> None:
+    def refuse(server: ModelServer, gpus: int | None) -> list[Problem]:
+        seen.append((server.name, gpus))
+        field = ("serve", "flags", "tool-call-praser")
+        return [Problem("cannot pass this", nearest="tool-call-parser", field=field)]
+
+    seen: list[tuple[str, int | None]] = []
     use = server("s", "host: box", "port: 80, flags: {max-model-len: 5, tool-call-praser: x}")
-    known = {"max-model-len", "tool-call-parser"}
-    (error,) = errors(BOX, use, flags={("vllm", "0.11.2"): known})
+    text = "---\n".join((BOX, use)).encode()
+    (error,) = read({"a.yaml": text}, check_server=refuse).errors
     assert (error.field, error.nearest) == ("serve.flags.tool-call-praser", "tool-call-parser")
-    assert errors(BOX, use, flags={("vllm", "0.11.3"): known}) == []
+    assert set(seen) == {("s", 2)}
 
 
 # Names

@@ -23,7 +23,7 @@ from controller.layers.mounts import is_dropped, missing_at, missing_block
 from controller.layers.placement.facts import PlacementFacts, parse
 from controller.layers.placement.reasons import Reason
 from controller.layers.power.facts import PowerFacts
-from controller.layers.shared import guest_script
+from controller.layers.shared import fitting, guest_script
 from controller.layers.shared.assignment import Unassigned, assign, is_known_later
 from controller.layers.shared.pve_conf import PctConf
 from controller.layers.shared.pve_conf import parse as parse_conf
@@ -392,6 +392,13 @@ def _target_problems(view: View, container: Container) -> Iterator[Block]:
     assignment = assign(view.specs, host, gpus, guests)[container.name]
     if isinstance(assignment, Unassigned):
         yield Block(Reason(assignment.reason.value), assignment.message, assignment.needs)
+        return
+    for server in view.specs.servers.values():
+        refused = fitting.refusal(view, server) if server.container == container.name else None
+        if refused is not None:
+            why, todo = refused
+            message = f"{server.name} would not start with the cards of {host.name}: {why}"
+            yield Block(Reason.SERVER_DOES_NOT_FIT, message, f"{todo}; reconcile fit {server.name} shows the sum")
 
 
 def _cards_known_later(view: View, container: Container) -> bool:

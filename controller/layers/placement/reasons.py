@@ -59,6 +59,9 @@ class Reason(StrEnum):
     SOURCE_MISSING = "mount-source-missing"
     """What the container mounts of its host is not there on the target."""
 
+    SERVER_DOES_NOT_FIT = "server-does-not-fit"
+    """A model that is served in the container would not fit the target's cards: its engine would not start there."""
+
     # The cards of the target.
     GPU_NOT_LISTED = "gpu-not-listed"
     """The target's spec does not list the card."""

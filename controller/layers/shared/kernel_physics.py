@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from controller.layers.shared.truth import NVIDIA_MAJOR, File, Fleet, Function, Host, Module, Node
+from controller.layers.shared.truth import NVIDIA_MAJOR, File, Fleet, Function, Host, Module, Node, Session
 
 # Majors seen for NVIDIA's dynamic devices in the wild; alloc_chrdev_region gives any that is free
 _DYNAMIC_MAJORS = (234, 235, 238, 239, 240, 241, 242, 243, 504, 505, 506, 507, 508, 509, 510, 511)
@@ -272,6 +272,7 @@ def power_off(fleet: Fleet, host: Host) -> None:
     host.majors.clear()
     host.containers.clear()
     host.machines.clear()
+    host.session = Session()
     host.dev.clear()
     host.new_ids.clear()
     host.lease = None

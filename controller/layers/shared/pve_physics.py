@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from controller.layers.shared import kernel_physics
+from controller.layers.shared import kernel_physics, server_physics
 from controller.layers.shared.truth import (
     Cluster,
     File,
@@ -294,6 +294,7 @@ def pct_start(fleet: Fleet, host: Host, vmid: int) -> Said:
         host.containers[vmid] = _started(fleet, host, vmid, config)
     except _Fails as failure:
         return Said(255, err=f"{failure}\n")
+    server_physics.boot(fleet, host, vmid)
     fleet.touch(host)
     return Said(0)
 
@@ -646,6 +647,7 @@ def power_off(fleet: Fleet, host: Host) -> None:
 def power_on(fleet: Fleet, host: Host) -> None:
     """Boot a host: its kernel, then the cluster, then, once quorate, the guests of its node that start on boot."""
     kernel_physics.boot(fleet, host)
+    server_physics.boot(fleet, host, None)
     cluster = fleet.cluster_of(host)
     if cluster is None:
         return

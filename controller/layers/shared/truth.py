@@ -92,6 +92,120 @@ class Initramfs:
     modprobe: dict[str, str] = field(default_factory=dict)
 
 
+# What serves models. A place is a container or a plain host itself: its image is what lies in its root file system
+# and goes with it, its session is what runs in it and goes with its power.
+
+
+@dataclass(slots=True)
+class Environment:
+    """A Python environment in an image, by its path: which engine it has, and which GPUs its kernels are built for.
+
+    ``flags`` are the options that the installed engine takes. ``fault`` is what it says when it is imported, empty
+    when it can be. ``nonsense`` is what it answers although its weights are sound, empty when it answers right.
+    """
+
+    engine: str
+    version: str
+    python: str = "3.12"
+    arch: str = "x86_64"
+    capabilities: list[str] = field(default_factory=list)  # 8.6, 12.0
+    flags: list[str] = field(default_factory=list)
+    size: int = 0  # bytes
+    fault: str = ""
+    nonsense: str = ""
+
+
+@dataclass(slots=True)
+class WeightFile:
+    """A file of a model: how many bytes are there, how many should be, and whether they are the right ones."""
+
+    size: int
+    whole: int
+    sound: bool = True
+    mtime: int = 0
+    sha256: str = ""  # on the Hub, as those of a snapshot are; made up where it is not given
+    blob: str = ""
+
+
+@dataclass(slots=True)
+class Model:
+    """A model's files in an image, by its directory; names ending in ``.part`` are not whole yet.
+
+    ``texts`` is what is in small files, of a model that the Hub has: its config.json and its index say how big it is.
+    """
+
+    repo: str
+    revision: str  # a commit
+    files: dict[str, WeightFile] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Image:
+    """A root file system: small files by path, what is enabled in its systemd, environments and models by directory."""
+
+    files: dict[str, File] = field(default_factory=dict)
+    enabled: list[str] = field(default_factory=list)  # units that start with the place
+    environments: dict[str, Environment] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    free: int = 1 << 41  # bytes that its disk has left
+    tools: list[str] = field(default_factory=lambda: ["systemctl", "nvcc", "ninja"])
+    shm: int = 1 << 36  # bytes of /dev/shm
+
+
+@dataclass(slots=True)
+class Process:
+    """A process in a place. ``unit`` is the systemd unit that it belongs to; one of another program has a unit too.
+
+    ``started`` is in Unix seconds. It listens on ``port`` from ``ready`` (Unix seconds, None: never) on, ``listens`` is
+    whether it does now. ``gpus`` are the UUIDs in its CUDA_VISIBLE_DEVICES.
+    """
+
+    pid: int
+    started: float
+    argv: list[str] = field(default_factory=list)
+    unit: str = "init.scope"
+    command: str = "python3"
+    port: int = 0
+    ready: float | None = None
+    listens: bool = False
+    gpus: list[str] = field(default_factory=list)
+    environment: str = ""  # the directory of the environment that it runs from
+    model: str = ""  # the directory of its weights
+    hangs: bool = False  # it takes requests and answers none any more
+
+
+@dataclass(slots=True)
+class Start:
+    """What a unit noted of its last start: the digest that its text names, when, the digest of its secrets."""
+
+    digest: str
+    at: int
+    secrets: str = "-"
+
+
+@dataclass(slots=True)
+class End:
+    """How a process of a unit ended: when (Unix seconds), systemd's result, code and status, what it last said."""
+
+    at: int
+    result: str
+    code: str
+    status: str
+    said: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Session:
+    """What runs in a place, and what its systemd has loaded: a unit's text is the one of the last daemon-reload."""
+
+    processes: list[Process] = field(default_factory=list)
+    loaded: dict[str, str] = field(default_factory=dict)  # text by unit
+    starts: dict[str, Start] = field(default_factory=dict)  # the last one, by unit
+    ends: dict[str, list[End]] = field(default_factory=dict)  # by unit
+    down: list[str] = field(default_factory=list)  # units that have ended so long ago that systemd lets them be
+
+
 @dataclass(slots=True)
 class RunningContainer:
     """A CT that runs, with what it was started with: no later edit of its config changes any of it.
@@ -107,6 +221,7 @@ class RunningContainer:
     dev: dict[str, Node] = field(default_factory=dict)
     mounts: dict[str, str] = field(default_factory=dict)
     image: str = ""
+    session: Session = field(default_factory=Session)
 
 
 @dataclass(slots=True)
@@ -209,6 +324,8 @@ class Host:
     persistenced: bool = False  # nvidia-persistenced makes the device nodes at boot
     containers: dict[int, RunningContainer] = field(default_factory=dict)
     machines: dict[int, RunningMachine] = field(default_factory=dict)
+    image: Image = field(default_factory=Image)
+    session: Session = field(default_factory=Session)
     uid: int = 0
     missing_tools: list[str] = field(default_factory=list)
     generation: int = 0
@@ -259,6 +376,10 @@ class Fleet:
     hosts: dict[str, Host] = field(default_factory=dict)
     clusters: dict[str, Cluster] = field(default_factory=dict)
     userlands: dict[str, str] = field(default_factory=dict)  # version of NVIDIA's libraries in a volume (a CT's image)
+    images: dict[str, Image] = field(default_factory=dict)  # of containers, by volume, or HOST:ID without one
+    hub: dict[str, Model] = field(default_factory=dict)  # models that can be downloaded, by "repo@revision"
+    hub_trouble: str = ""  # why the Hub cannot be asked, empty when it can
+    engines: dict[str, Environment] = field(default_factory=dict)  # what can be installed, by "engine==version"
     downloads: dict[str, str] = field(default_factory=dict)  # files of the internet: text by URL
     unreachable: list[str] = field(default_factory=list)  # hosts that the controller's network does not reach
     changed_keys: list[str] = field(default_factory=list)  # hosts that answer with another host key

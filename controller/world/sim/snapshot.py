@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from controller.core import observe
-from controller.facts import units
+from controller.facts import hub, units
 from controller.facts.words import FleetFacts, HostFacts, Known
 from controller.layers.access.facts import AccessFacts, Cluster
 from controller.layers.binding.facts import BindingFacts
@@ -26,6 +26,7 @@ from controller.layers.placement.facts import PlacementFacts, Storage
 from controller.layers.power.facts import PowerFacts, Running
 from controller.layers.shared import truth
 from controller.layers.shared.boards import BOARDS
+from controller.layers.shared.hub_truth import as_truth
 from controller.layers.shared.pve_conf import parse as parse_conf
 from controller.layers.userland.facts import UserlandFacts
 from controller.spec.model import Specs
@@ -61,11 +62,24 @@ def snapshot(facts: FleetFacts, specs: Specs) -> str:
             _host(fleet, host, seen)
     for cluster in {c.name or c.node: c for seen in facts.values() if (c := _cluster(seen))}:
         _join(fleet, cluster, facts)
+    fleet.hub = _hub(facts)
     for host in fleet.hosts.values():
         if host.name in fleet.unreachable and host.cluster is None and not host.boot_id:
             host.powered = False
     truth.refuse_impossible(fleet)
     return _HEAD + simfile.dump(fleet)
+
+
+def _hub(facts: FleetFacts) -> dict[str, truth.Model]:
+    """What the Hub said of models; one that it did not tell of is not on the simulated one."""
+    known = [seen.section(hub.SECTION) for seen in facts.values()]
+    told = (each.value for each in known if isinstance(each, Known) and isinstance(each.value, hub.HubFacts))
+    return {
+        f"{model.repo}@{model.revision}": as_truth(model)
+        for one in told
+        for model in one.models.values()
+        if isinstance(model, hub.Description)
+    }
 
 
 def withhold(text: str) -> str:

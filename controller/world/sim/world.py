@@ -17,12 +17,14 @@ from typing import Protocol, Self
 from controller import layers
 from controller.core import probe
 from controller.core.words import Step
+from controller.facts.hub import Description, NotDescribed
 from controller.facts.words import Observation, Section, Unknown
 from controller.layers.order import ORDER
-from controller.layers.shared import kernel_physics, pve_physics
+from controller.layers.shared import kernel_physics, pve_physics, server_physics
+from controller.layers.shared.hub_truth import described
 from controller.layers.shared.truth import Fleet, Host, Impossible, Said, Unit, refuse_impossible
 from controller.spec.model import Specs
-from controller.world.port import Done, Look, Lost, Order, Outcome, Refused
+from controller.world.port import Done, Look, Lost, ModelAsked, Order, Outcome, Refused
 from controller.world.sim import events, store, units
 from controller.world.sim.faults import ANSWERS, Fault, Killed, Moment, Name
 
@@ -144,6 +146,11 @@ class SimWorld:
                 return self._perform(order)
             finally:
                 self._save()
+
+    def describe(self, asked: Sequence[ModelAsked]) -> Mapping[tuple[str, str], Description | NotDescribed]:
+        """What the fleet's own Hub says of models."""
+        with self._lock:
+            return {(one.repo, one.revision): described(self.fleet, one.repo, one.revision) for one in asked}
 
     def close(self) -> None:
         """Give back leases and keep the fleet's state."""
@@ -295,6 +302,7 @@ class SimWorld:
         if host.powers_on is not None and host.powers_on <= now:
             host.powers_on = None
             pve_physics.power_on(self.fleet, host)
+        server_physics.settle(self.fleet, host)
         for unit in filter(None, (host.step, *host.jobs.values())):
             if unit.runs and unit.ends is not None and unit.ends <= now:
                 self._end(host, unit)

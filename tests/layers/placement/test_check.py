@@ -9,6 +9,7 @@ import pytest
 
 from controller.core.view import View
 from controller.core.words import Block, Drift, InSync, NotKnown, Skipped, Step, Verdict
+from controller.facts.hub import Description, HubFacts, NotDescribed, Trouble
 from controller.facts.words import HostFacts, Known, Unknown
 from controller.layers import placement
 from controller.layers.access.facts import AccessFacts, Cluster, Member
@@ -18,6 +19,7 @@ from controller.layers.placement.facts import Image, PlacementFacts, Storage
 from controller.layers.power.facts import PowerFacts, Running
 from controller.spec.model import Container, Host, Specs
 from tests.layers.fleet import container, gpu_facts, host, server, specs
+from tests.plugins import configs
 
 TEXT = "arch: amd64\nrootfs: ceph:vm-129-disk-0,size=8G\n"
 STORAGES = (Storage("local", "dir", False), Storage("ceph", "rbd", True))
@@ -225,3 +227,28 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 def test_a_bind_mount_that_is_everywhere_moves() -> None:
     text = f"{TEXT}mp0: /srv/a,mp=/a,shared=1\n"
     step(world(kpro6=facts("kpro6", cluster("kpro6"), (Guest("lxc", 129, "kpro6", text),))))
+
+
+# What it serves
+
+
+def hub_says(size: int) -> HubFacts:
+    """The model of the containers' servers with so many bytes of weights."""
+    commit = "0" * 40
+    return HubFacts({("a/b", commit): Description("a/b", commit, commit, (), configs.llama_70b(), size)})
+
+
+def test_nothing_is_moved_to_where_its_model_would_not_start() -> None:
+    here = facts("kpro5", cluster("kpro5"), hub=hub_says(141_000_000_000))
+    found = block(world(kpro5=here))
+    assert found.reason == placement.Reason.SERVER_DOES_NOT_FIT
+    assert found.message.startswith("one would not start with the cards of kpro5")
+    assert "reconcile fit one" in found.needs
+    assert step(world(kpro5=facts("kpro5", cluster("kpro5"), hub=hub_says(20_000_000_000))))
+
+
+def test_what_nobody_knows_of_a_model_keeps_nothing_from_being_moved() -> None:
+    trouble = NotDescribed(Trouble.OFFLINE, "the Hub does not answer", "try again")
+    silent = HubFacts({("a/b", "0" * 40): trouble})
+    assert step(world(kpro5=facts("kpro5", cluster("kpro5"), hub=silent)))
+    assert step(world())

@@ -1,0 +1,242 @@
+"""Where servers run: in containers of a Proxmox host, or on a plain Linux host itself. What looks and acts in there.
+
+A place is told by a container's id, or None for the host itself. What lies in the place of a container goes with it
+when it moves, so facts of it are looked for on its old host as long as it has not been seen on the new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+from controller.core.package import text
+from controller.core.view import View
+from controller.core.words import NotKnown, Script
+from controller.facts.files import File, read_files
+from controller.facts.words import FleetFacts, Known, Later, ParseError
+from controller.layers.access.facts import AccessFacts
+from controller.layers.power.facts import PowerFacts
+from controller.layers.shared import probe_text, truth
+from controller.spec.model import Lifecycle, ModelServer, Specs, State
+
+ROOT = "/opt/reconcile"
+"""Under which everything of ours lies in a place; units lie where systemd wants them."""
+UNITS = "/etc/systemd/system"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server runs: a container by its id, or the host itself (None)."""
+
+    host: str
+    vmid: int | None
+
+    @property
+    def argument(self) -> str:
+        """The place as an argument of a script, for ``enter_place``."""
+        return "-" if self.vmid is None else str(self.vmid)
+
+    def __str__(self) -> str:
+        return self.host if self.vmid is None else f"CT {self.vmid} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inside(Generic[T]):
+    """A layer's facts of every place of a host that could be looked into; a layer derives a class from it.
+
+    ``between`` are containers that just start or stop. A place that is in neither does not run: nothing is known of it.
+    """
+
+    places: tuple[tuple[int | None, T], ...] = ()
+    between: frozenset[int] = frozenset()
+
+    def of(self, vmid: int | None) -> T | None:
+        """What is there, None when the place was not looked into."""
+        return next((value for where, value in self.places if where == vmid), None)
+
+    def having(self, vmid: int | None, value: T) -> Self:
+        """A copy in which this is there. For predictions."""
+        others = tuple(each for each in self.places if each[0] != vmid)
+        return dataclasses.replace(self, places=tuple(sorted((*others, (vmid, value)), key=_in_order)))
+
+
+def _in_order(entry: tuple[int | None, object]) -> int:
+    return -1 if entry[0] is None else entry[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """What is known of a server's place: nothing (None) while its container has not been started where it will run.
+
+    ``certain`` is whether it was seen in the place as it is now: not so for a container that will have moved.
+    """
+
+    value: T | None
+    certain: bool
+
+
+def place_of(specs: Specs, server: ModelServer) -> Place:
+    """Where the spec wants the server. Specs are cross-checked when loaded, so its container is there."""
+    if server.container is None:
+        return Place(str(server.host), None)
+    container = specs.containers[server.container]
+    return Place(container.host, container.id)
+
+
+def why_not(specs: Specs, server: ModelServer) -> str:
+    """Why a server is not looked after where its spec wants it, "" when it is."""
+    place = place_of(specs, server)
+    host = specs.hosts[place.host]
+    if host.lifecycle is not Lifecycle.ACTIVE:
+        return f"{host.name}: {host.lifecycle}"
+    if server.container is not None and specs.containers[server.container].state is State.STOPPED:
+        return f"{server.container} is to be stopped"
+    return ""
+
+
+def look(view: View, place: Place, section: str, kind: type[Inside[T]]) -> Seen[T]:
+    """What a layer's facts say of a place. Raises NotKnown when the host is not known, or the container is in between.
+
+    In a plan, what lies in a container that will have been moved is what was seen on the host that it ran on.
+    """
+    here = view.fact(place.host, section, kind)
+    found = here.of(place.vmid)
+    if found is not None:
+        return Seen(found, certain=True)
+    if place.vmid is None:
+        raise NotKnown("not-looked-into", f"{place.host} did not say what is on itself")
+    running = view.fact(place.host, "container.power", PowerFacts).of(place.vmid)
+    if place.vmid in here.between or (running is not None and not isinstance(running.started, Later)):
+        raise NotKnown("in-between", f"CT {place.vmid} is just being started or stopped")
+    for facts in view.facts.values():
+        known = facts.section(section)
+        if isinstance(known, Known) and isinstance(known.value, kind):
+            elsewhere = known.value.of(place.vmid)
+            if elsewhere is not None and _one_cluster(view, place.host, facts.host):
+                return Seen(elsewhere, certain=False)
+    return Seen(None, certain=False)
+
+
+def _one_cluster(view: View, one: str, other: str) -> bool:
+    """Whether a container of one host may have come from the other: ids are a cluster's own."""
+    return one == other or _cluster(view, one) == _cluster(view, other)
+
+
+def _cluster(view: View, host: str) -> str | None:
+    known = view.facts[host].section("host.access")
+    if isinstance(known, Known) and isinstance(known.value, AccessFacts) and known.value.cluster is not None:
+        return known.value.cluster.name
+    return None
+
+
+def after(
+    facts: FleetFacts, place: Place, section: str, kind: type[Inside[T]], change: Callable[[T | None], T]
+) -> FleetFacts:
+    """The facts after a step that makes the place so; for effects. ``change`` gets what was there, if that is known."""
+    known = facts[place.host].section(section)
+    if not isinstance(known, Known) or not isinstance(known.value, kind):
+        return facts
+    made = known.value.having(place.vmid, change(known.value.of(place.vmid)))
+    return {**facts, place.host: facts[place.host].with_section(section, made)}
+
+
+# What is asked, and how the answer is read
+
+
+def probe(package: str, name: str) -> str:
+    """A layer's fragment that looks into places: with ``places``, ``plain``, ``want`` and ``wanted`` before it."""
+    return text("controller.layers.shared", "places.sh") + text(package, name)
+
+
+def script(package: str, name: str) -> Script:
+    """An action's script about one place: with ``enter_place``, ``inside``, ``put`` and ``inside_job`` before it."""
+    return Script(
+        f"{package.replace('.', '/')}/{name}", text("controller.layers.shared", "inside.sh") + text(package, name)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a fragment told of one place: its own lines, and the small files it has by their paths inside."""
+
+    lines: tuple[str, ...]
+    files: Mapping[str, File]
+
+
+def read(out: str) -> tuple[dict[int | None, Told], frozenset[int]]:
+    """Split an answer of ``places`` and ``wanted`` by place, and tell who is in between. Raises ParseError."""
+    plain, mark, rest = out.partition("==files\n")
+    if not mark:
+        raise ParseError("cut-off", "what was found in places has no end")
+    lines: dict[int | None, list[str]] = {}
+    roots: dict[str, int | None] = {}
+    between: set[int] = set()
+    here: list[str] | None = None
+    for line in plain.split("\n")[:-1]:
+        match line.split(" "):
+            case ["place", "-"]:
+                here = lines.setdefault(None, [])
+            case ["place", vmid, pid]:
+                here = lines.setdefault(int(vmid), [])
+                roots[f"/proc/{pid}/root/"] = int(vmid)
+            case ["between", vmid]:
+                between.add(int(vmid))
+            case _ if here is not None:
+                here.append(line)
+            case _:
+                raise ParseError("garbage", f"cannot tell of which place {line[:80]!r} is")
+    files: dict[int | None, dict[str, File]] = {where: {} for where in lines}
+    for path, file in read_files(rest).items():
+        # A test's tree stands before it
+        root = next((each for each in roots if each in path), None)
+        if root is None:
+            files[None][path] = file
+        else:
+            files[roots[root]]["/" + path.partition(root)[2]] = file
+    return {where: Told(tuple(found), files[where]) for where, found in lines.items()}, frozenset(between)
+
+
+# The simulated fleet
+
+
+def image_of(fleet: truth.Fleet, host: truth.Host, vmid: int | None) -> truth.Image:
+    """What lies in the root file system of a place; that of a container goes with its volume."""
+    if vmid is None:
+        return host.image
+    key = host.containers[vmid].image or f"{host.name}:{vmid}"
+    return fleet.images.setdefault(key, truth.Image())
+
+
+def session_of(host: truth.Host, vmid: int | None) -> truth.Session:
+    """What runs in a place of ours, gone with its power."""
+    return host.session if vmid is None else host.containers[vmid].session
+
+
+def places(host: truth.Host, guests: Iterable[int]) -> Iterator[int | None]:
+    """The places that ``places`` of places.sh goes through."""
+    yield None
+    yield from (vmid for vmid in guests if vmid in host.containers)
+
+
+def answer(
+    fleet: truth.Fleet,
+    host: truth.Host,
+    guests: Iterable[int],
+    lines: Callable[[int | None], Iterable[str]],
+    wanted: Callable[[int | None], Iterable[str]],
+) -> str:
+    """What a fragment prints that tells ``lines`` of each place, and reads the files ``wanted``, in its order."""
+    told: list[str] = []
+    files: dict[str, truth.File] = {}
+    for vmid in places(host, guests):
+        pid = 0 if vmid is None else host.containers[vmid].pid
+        told.append("place -" if vmid is None else f"place {vmid} {pid}")
+        told += lines(vmid)
+        root = "" if vmid is None else f"/proc/{pid}/root"
+        there = image_of(fleet, host, vmid).files
+        files.update({root + path: there[path] for path in wanted(vmid) if path in there})
+    return "".join(f"{line}\n" for line in told) + "==files\n" + probe_text.files(files)
