@@ -18,6 +18,8 @@ from controller.facts.files import File, read_files
 from controller.facts.words import FleetFacts, Known, Later, ParseError
 from controller.layers.access.facts import AccessFacts
 from controller.layers.power.facts import PowerFacts
+from controller.layers.shared.place import Place as Place
+from controller.layers.shared.place import place_of as place_of
 from controller.spec.model import Lifecycle, ModelServer, Specs, State
 
 ROOT = "/opt/reconcile"
@@ -25,22 +27,6 @@ ROOT = "/opt/reconcile"
 UNITS = "/etc/systemd/system"
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a server runs: a container by its id, or the host itself (None)."""
-
-    host: str
-    vmid: int | None
-
-    @property
-    def argument(self) -> str:
-        """The place as an argument of a script, for ``enter_place``."""
-        return "-" if self.vmid is None else str(self.vmid)
-
-    def __str__(self) -> str:
-        return self.host if self.vmid is None else f"CT {self.vmid} on {self.host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +62,6 @@ class Seen(Generic[T]):
 
     value: T | None
     certain: bool
-
-
-def place_of(specs: Specs, server: ModelServer) -> Place:
-    """Where the spec wants the server. Specs are cross-checked when loaded, so its container is there."""
-    if server.container is None:
-        return Place(str(server.host), None)
-    container = specs.containers[server.container]
-    return Place(container.host, container.id)
 
 
 def why_not(specs: Specs, server: ModelServer) -> str:
