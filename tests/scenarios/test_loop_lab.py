@@ -264,10 +264,8 @@ def test_killed_at_random_moments_the_end_is_the_same(fleet: Fleet) -> None:
         controller.kill()
         controller.start()
     until(lambda: controller.is_ready(CT) and _same_keys(controller, before), "it is as wanted, and all has ended")
-    assert [fleet.stage.opens(129, f"/dev/nvidia{n}") for n in range(2)] in (
-        ["allowed", "absent"],
-        ["absent", "allowed"],
-    )
+    cards = [fleet.stage.opens(129, f"/dev/nvidia{n}") for n in range(2)]
+    assert cards.count("allowed") == 1, cards
     assert fleet.calls("shutdown") == stops + 1
     worked = [step for step in controller.steps(before) if step[2] == "worked"]
     assert sorted(worked) == [(CT, "edit-config", "worked"), (CT, "restart", "worked")]
