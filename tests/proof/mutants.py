@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 L = "controller/layers/"
+HANGS = 900.0  # seconds of tests that a mutant makes go on for ever
 LAST = "tests/proof/test_guards.py"  # what is asked when a guard's own tests notice nothing
 
 
@@ -554,7 +555,12 @@ def _run(copy: Path, tests: str) -> tuple[bool, str]:
         *tests.split(),
     ]
     environment = {**os.environ, "PYTHONPATH": str(copy)}
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=HANGS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False, "it does not come to an end"
     failed = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
     return done.returncode == 0, failed or done.stdout[-200:]
 

@@ -7,6 +7,7 @@ each with a seed of its own, so that any of them can be left out without changin
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import shutil
 import tempfile
@@ -82,7 +83,11 @@ class Schedule:
         """The schedule of a seed."""
         chance = random.Random(seed)
         kinds = chance.choices(tuple(KINDS), weights=[weight for _, weight in KINDS.values()], k=chance.randint(2, 9))
-        events = [Event(kind, chance.randrange(100_000)) for kind in kinds]
+        events: list[Event] = []
+        for kind in kinds:
+            events.append(Event(kind, chance.randrange(100_000)))
+            if kind in ("fault", "meddle") and chance.random() < 0.7:  # else most would find nobody at work
+                events.append(Event(chance.choice(("drive", "drive", "loop")), chance.randrange(100_000)))
         if not any(event.kind in ("drive", "loop") for event in events):
             events.append(Event("drive", chance.randrange(100_000)))
         return cls(chance.choice(STARTS), chance.choice(("once", "once", "loop")), tuple(events))
@@ -491,14 +496,19 @@ def _file_of(document: Document) -> str:
 
 
 def fault(play: Play, chance: random.Random) -> None:
-    """Something goes wrong at some moment of what comes."""
-    made = _fault(play, chance)
-    if made.name is not Name.APPEND or made.path:
-        play.faults = (*play.faults, made)
-        play.book.log.append(f"  armed: {made.name} {made.host} {made.moment} {made.action} skip {made.skip}")
-        if play.loop is not None:
-            play.loop.world.inject(made)
-            play.faults = ()
+    """Something goes wrong at some moments of what comes."""
+    made = [_fault(play, chance) for _ in range(chance.randint(1, 3))]
+    one = made[0]
+    if one.name in (Name.CONNECTION_LOST, Name.REPLY_LOST, Name.KILLED, Name.REBOOT):
+        # Wherever the next step is
+        hosts = [host.name for host in play.fleet.hosts.values() if host.functions]
+        made += [dataclasses.replace(one, host=host, action="") for host in hosts if host != one.host]
+    for each in made:
+        play.book.log.append(f"  armed: {each.name} {each.host} {each.moment} {each.action} skip {each.skip}")
+    if play.loop is not None:
+        play.loop.world.inject(*made)
+    else:
+        play.faults = (*play.faults, *made)
 
 
 def _fault(play: Play, chance: random.Random) -> Fault:
@@ -524,8 +534,8 @@ def _fault(play: Play, chance: random.Random) -> Fault:
         name,
         host,
         chance.choice(STEPS),
-        chance.choice(ACTIONS),
-        chance.randrange(3),
+        chance.choice(ACTIONS) if chance.random() < 0.3 else "",
+        chance.choice((0, 0, 0, 1, 2)),
         1,
         path=f"/etc/pve/nodes/{host}/lxc/129.conf" if name is Name.APPEND else "",
         text=f"#note {chance.randrange(100_000)}\n" if name is Name.APPEND else "",
