@@ -21,6 +21,7 @@ def plain(fleet: object) -> str:
     """A fleet without what looking and the time change: nvidia-smi's nodes are there, and leases run."""
     made = simfile.to_plain(fleet)  # type: ignore[arg-type]
     made.pop("now")
+    made["images"] = {volume: image for volume, image in made.get("images", {}).items() if image}
     for host in made["hosts"].values():
         for passing in ("lease", "draws", "version"):
             host.pop(passing, None)
