@@ -73,7 +73,7 @@ def fuzz(target: str, seconds: int, folder: Path) -> None:
 
 def main() -> int:
     """Run each target in a process of its own, and add up."""
-    if len(sys.argv) == 4:  # noqa: PLR2004
+    if len(sys.argv) == 4:
         fuzz(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
     seconds = max(2, int(float(sys.argv[1])) // len(TARGETS)) if len(sys.argv) > 1 else 5
     inputs, failures = 0, 0

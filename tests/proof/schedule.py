@@ -23,6 +23,7 @@ from controller.layers.shared import pve_physics as pve
 from controller.layers.shared.truth import Fleet, Impossible
 from controller.run.eyes import Eyes
 from controller.run.once import Pass, Report
+from controller.run.picture import WaitingFor
 from controller.spec.load import SpecErrors, load
 from controller.world.sim import SimWorld
 from controller.world.sim.faults import ANSWERS, Fault, Killed, Moment, Name
@@ -112,6 +113,8 @@ class Play:
         self.broken: dict[str, bytes | None] = {}  # files that are not what the documents say: other text, or gone
         self.faults: tuple[Fault, ...] = ()
         self.blurred: list[tuple[str, str, int]] = []  # host, section, stale looks; for the world that comes next
+        self._next_look = self._quiet_since = 0.0
+        self._performed = -1
         self.loop: LoopPlayer | None = None
         self.folder: Path | None = None
 
@@ -270,16 +273,22 @@ class Play:
             self._check_rest(reports[-1])
 
     def is_resting(self, looper: LoopPlayer) -> bool:
-        """Whether the loop is done, as its picture tells."""
+        """Whether the loop is done, as its picture tells; looked at every twenty seconds."""
+        now = self.fleet.now
+        if now < self._next_look:
+            return False
+        self._next_look = now + 20
+        if len(looper.performed) != self._performed:
+            self._performed, self._quiet_since = len(looper.performed), now
         picture = looper.loop.picture()
-        chains = picture.conditions.values()
-        states = {c.type: c.status for each in chains for c in each if c.type == "Ready"}
-        return (
-            picture.observed
-            and bool(states)
-            and looper.loop.idle
-            and all(c.status == "True" for each in chains for c in each if c.type == "Ready")
-        )
+        if not picture.observed or not looper.loop.idle or not picture.conditions:
+            return False
+        if all(c.status == "True" for each in picture.conditions.values() for c in each if c.type == "Ready"):
+            return True
+        # What waits for a person for good is rest; what is tried again later is not
+        waits = [p for p in picture.pending if p.waiting_for not in (WaitingFor.BLOCKED, WaitingFor.PERMISSION)]
+        later = waits or any("tried" in p.message for p in picture.pending) or not picture.pending
+        return not later and now > self._quiet_since + 300
 
     def _check_rest(self, report: Report) -> None:
         grants = Grants(specs_of_texts(self.texts()))

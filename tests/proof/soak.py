@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from tests.proof.fleets import STARTS, start
 from tests.proof.schedule import Play, Schedule, smallest
 
 SHARE = 25  # schedules that a worker plays between two looks at the clock
@@ -68,6 +69,8 @@ def _work(connection: Connection, first: int, stride: int, until: float) -> None
 def soak(seconds: float, first: int, workers: int) -> Tally:
     """Play schedules from the seed ``first`` on, in blocks of ``SHARE`` that the workers take in turn."""
     until, tally = time.monotonic() + seconds, Tally()
+    for name in STARTS:
+        start(name)  # once, and not in every worker
     context = multiprocessing.get_context("fork")
     connections: dict[Connection, multiprocessing.process.BaseProcess] = {}
     for number in range(workers):

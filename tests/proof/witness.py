@@ -6,6 +6,7 @@ The checks read the hidden truth and the documents as people wrote them, never t
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,6 +88,11 @@ class WitnessWorld(SimWorld):
         self.last: dict[str, Observation] = {}
         self.stale: Counter[str] = Counter()  # looks at a host that are answered with what was true before
         self.blurred: dict[str, list[str]] = {}  # sections that a host cannot give the next time
+
+    def _seconds(self, step: Step) -> float:
+        """Most jobs are quick here: a pass looks at them every second, and sees the same all the while."""
+        real = super()._seconds(step)
+        return real if zlib.crc32(step.id.encode()) % 4 == 0 else min(real, 4.0)
 
     def settle(self) -> None:
         """What is due on the fleet happens."""
