@@ -266,9 +266,7 @@ def vllm(package: str) -> tuple[Flags, set[str], set[str]]:
     """VLLM 0.33: calls whose types are those of fields of configs, and fields that become options by themselves."""
     classes: dict[str, ast.ClassDef] = {}
     engine_args = os.path.join(package, "engine", "arg_utils.py")
-    front = os.path.join(package, "entrypoints", "common", "cli_args.py")
-    if not os.path.isfile(front):
-        front = os.path.join(package, "entrypoints", "openai", "cli_args.py")
+    front = declaring(os.path.join(package, "entrypoints"), "FrontendArgs")
     trees = [parse(path) for path in files(os.path.join(package, "config"))] + [parse(engine_args), parse(front)]
     for tree in trees:
         classes.update({node.name: node for node in tree.body if isinstance(node, ast.ClassDef)})
@@ -290,6 +288,15 @@ def vllm(package: str) -> tuple[Flags, set[str], set[str]]:
             flags += added(parse(path), values)
     tools = registered(os.path.join(package, "tool_parsers", "__init__.py"))
     return flags, tools, registered(os.path.join(package, "reasoning", "__init__.py"))
+
+
+def declaring(directory: str, name: str) -> str:
+    """The file that declares a class; it moves from version to version."""
+    for path in files(directory):
+        with open(path, encoding="utf-8") as file:
+            if re.search(rf"^class {name}\b", file.read(), re.MULTILINE):
+                return path
+    sys.exit("cannot read the options of this vLLM: nothing declares " + name)
 
 
 def fields(node: ast.ClassDef | None) -> list[ast.AnnAssign]:
