@@ -24,7 +24,7 @@ from tests.sim.controllers import Controller
 @functools.cache
 def _told() -> Fleet:
     made = simfile.load(story.sim_file(), "story.sim.yaml")
-    Controller(made, wanted=specs()).once(7200.0)
+    Controller(made, wanted=specs(served=True)).once(7200.0)
     return made
 
 
@@ -67,9 +67,9 @@ def test_a_plan_is_what_is_done(happened: Callable[[Fleet, Host], None], actions
     kpro5 = fleet.hosts["kpro5"]
     happened(fleet, kpro5)
     fleet.touch(kpro5)
-    controller = Controller(fleet, wanted=specs())
+    controller = Controller(fleet, wanted=specs(served=True))
     controller.look()
-    foretold = [planned.step for planned in plan(ORDER, specs(), controller.eyes.facts).steps]
+    foretold = [planned.step for planned in plan(ORDER, specs(served=True), controller.eyes.facts).steps]
     report = controller.once(7200.0)
     assert [ended.step.action for ended in report.ended] == actions
     assert {ended.result for ended in report.ended} == {Result.WORKED}
@@ -83,9 +83,13 @@ def test_who_gets_which_card_is_provisional_while_a_config_of_no_spec_passes_som
     fleet = simfile.load(story.sim_file(), "story.sim.yaml")
     text = "arch: amd64\nhostname: other\nrootfs: ceph-rbd:vm-130-disk-0,size=8G\ndev0: /dev/nvidia1\n"
     assert pve_physics.write(fleet, fleet.hosts["kpro5"], "/etc/pve/nodes/kpro5/lxc/130.conf", text) == ""
-    controller = Controller(fleet, wanted=specs())
+    controller = Controller(fleet, wanted=specs(served=True))
     controller.look()
-    of_ct = [p.step for p in plan(ORDER, specs(), controller.eyes.facts).steps if p.step.object.kind == "Container"]
+    of_ct = [
+        p.step
+        for p in plan(ORDER, specs(served=True), controller.eyes.facts).steps
+        if p.step.object.kind == "Container"
+    ]
     assert [step.action for step in of_ct[:2]] == ["take-over-container", "edit-config"]
     assert all(step.provisional for step in of_ct)
     report = controller.once(7200.0)
