@@ -78,7 +78,8 @@ class Sent:
 class Hub:
     """The server. ``sent`` has one entry for each answer, also for those that were cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.address = address
         self.repos: dict[str, Repo] = {}
         self.faults: list[Fault] = []
         self.sent: list[Sent] = []
@@ -90,7 +91,7 @@ class Hub:
         class Handler(_Handler):
             hub = self
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((address, 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
@@ -100,7 +101,7 @@ class Hub:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def begin(self) -> None:
         self._thread.start()
@@ -139,9 +140,9 @@ class Hub:
 
 
 @contextmanager
-def running() -> Iterator[Hub]:
-    """A Hub that answers until the block ends."""
-    hub = Hub()
+def running(address: str = "127.0.0.1") -> Iterator[Hub]:
+    """A Hub that answers at an address of this machine until the block ends."""
+    hub = Hub(address)
     hub.begin()
     try:
         yield hub
@@ -246,7 +247,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repo.is_lfs(path):
             sha256 = hashlib.sha256(data).hexdigest()
             # Another host, by name: what is signed there for a while needs no token, and refuses one.
-            location = f"http://localhost:{self.hub.port}/cdn/{name}/{path}?X-Amz-Signature=1"
+            host = "localhost" if self.hub.address == "127.0.0.1" else self.hub.address
+            location = f"http://{host}:{self.hub.port}/cdn/{name}/{path}?X-Amz-Signature=1"
             headers |= {"X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(data)), "ETag": f'"{sha256}"'}
             self._error(302, headers={**headers, "Location": location})
         else:

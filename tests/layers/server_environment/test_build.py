@@ -8,7 +8,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from controller.core.view import View
 from controller.core.words import Block, Drift, InSync, Step, Verdict
 from controller.engines import registry
-from controller.engines.words import Requirements
 from controller.facts.units import UnitFacts
 from controller.facts.words import HostFacts, Known
 from controller.layers import server_environment
@@ -30,38 +28,15 @@ from controller.layers.server_environment.facts import Environments, Environment
 from controller.layers.server_output.facts import OutputFacts
 from controller.layers.server_unit.facts import ServerUnits, UnitsHere
 from controller.spec.load import load
-from controller.spec.model import ModelServer, Specs
+from controller.spec.model import Specs
 from tests.layers.inside import Ground
-from tests.layers.server_environment.wheels import uv_wheel, wheel
+from tests.layers.server_environment.wheels import PYTHON, Toy, toys, uv_wheel
 from tests.layers.shell import ask
-
-PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-
-
-class Toy:
-    """An engine that is nothing but a package."""
-
-    name = "toy"
-    manages = True
-
-    def requirements(self, server: ModelServer, arch: str) -> Requirements:
-        lines = (f"toy=={server.engine.version}", *server.engine.requirements)
-        return Requirements(lines, "toy", server.engine.version, "toy", server.engine.python or PYTHON, False)
-
-    def shipped_flags(self, version: str) -> None:
-        return None
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("wheels")
-    wheel(made, "part", "1.0", {"part/__init__.py": "VERSION = '1.0'\n"})
-    wheel(made, "part", "1.5", {"part/__init__.py": "VERSION = '1.5'\n"})
-    for each in ("1.0", "2.0"):
-        wheel(made, "toy", each, {"toy/__init__.py": "import part\n"}, requires=("part==1.0",))
-    wheel(made, "toy", "3.0", {"toy/__init__.py": "import absent_part\n"})
-    wheel(made, "toy", "5.0b1", {"toy/__init__.py": ""}, requires=("part>=1.0",))
-    return made
+    return toys(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(autouse=True)
