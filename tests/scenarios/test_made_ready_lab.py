@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import platform
 from collections.abc import Iterator
@@ -49,11 +50,23 @@ rootfs: ceph-rbd:vm-129-disk-0,size=200G
 """
 
 
+SECOND = f"""\
+{{host}}
+---
+kind: ModelServer
+name: second
+host: box1
+model: {{{{repo: {REPO}, revision: {COMMIT}, directory: /srv/models}}}}
+engine: {{{{name: toy, version: '1.0', wheels: [/srv/wheels]}}}}
+serve: {{{{port: 8000}}}}
+"""
+
+
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """A host with a container that runs and reaches this machine."""
     need_lab()
-    wanted = {name: about for name, about in hosts.default().items() if name == "kpro5"}
+    wanted = {name: about for name, about in hosts.default().items() if name in ("kpro5", "box1")}
     with Lab(hosts=wanted, pve_files={"nodes/kpro5/lxc/129.conf": CONF.encode()}) as started:
         started.run("kpro5", "pct start 129", check=True)
         network = started.controller_address.rpartition(".")[0]
@@ -96,9 +109,7 @@ def test_made_ready_in_a_container_and_gone_on_with_after_a_kill(
     with running(lab.controller_address) as hub:
         hub.repos[REPO] = model()
         hub.pace = 0.02
-        specs = load(
-            {
-                "specs.yaml": f"""\
+        text = f"""\
 kind: Fleet
 policy: {{mode: enforce}}
 ---
@@ -115,9 +126,8 @@ container: ct129
 model: {{repo: {REPO}, revision: {COMMIT}, directory: /models, stalled_after: 20s}}
 engine: {{name: toy, version: '1.0', wheels: [/srv/wheels]}}
 serve: {{port: 8000}}
-""".encode()
-            }
-        )
+"""
+        specs = load({"specs.yaml": text.encode()})
         world = SshWorld(specs, tmp_path, identity(tmp_path), ORDER)
         eyes = Sight(world, ORDER, specs)
         eyes.hub = hub
@@ -151,6 +161,24 @@ serve: {{port: 8000}}
         ]
         assert once(300.0).ended == []
         world.close()
+    # Another host has it from the container, and the Hub, which is gone now, is asked for nothing.
+    lab.run("box1", "mkdir -p /srv/wheels", check=True)
+    for each in folder.iterdir():
+        lab.run("box1", f"base64 -d >/srv/wheels/{each.name}", stdin=_base64(each), check=True, timeout=300)
+    both = load({"specs.yaml": f"{text}---\n{SECOND.format(host=json.dumps(lab.host_spec('box1')))}".encode()})
+    world = SshWorld(both, tmp_path, identity(tmp_path), ORDER)
+    eyes = Sight(world, ORDER, both)
+    eyes.hub = hub
+    eyes.look(both.hosts)
+    report = Pass(world, LAYERS, both, Grants(both), WallClock(), Told(), 300.0).run(eyes)
+    assert report.upcoming.in_sync, [(j.layer, j.verdict) for j in report.upcoming.judged]
+    assert [(each.step.action, each.step.hosts[0]) for each in report.ended] == [
+        ("build-environment", "box1"),
+        ("ask-for-weights", "box1"),
+        ("offer-weights", "kpro5"),
+        ("fetch-weights", "box1"),
+    ]
+    world.close()
 
 
 def _push(lab: Lab, file: Path, to: str) -> None:
@@ -160,6 +188,4 @@ def _push(lab: Lab, file: Path, to: str) -> None:
 
 
 def _base64(file: Path) -> str:
-    import base64
-
     return base64.b64encode(file.read_bytes()).decode()

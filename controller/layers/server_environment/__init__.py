@@ -69,14 +69,16 @@ def check(view: View, server: ModelServer) -> Verdict:
     cards = cards_of(view, server)
     if isinstance(cards, Unassigned):
         return _blocked(Reason.NO_GPU, cards.message, cards.needs)
-    place = inside.place_of(view.specs, server)
+    place, ahead = inside.working_place(view, server)
     seen = inside.look(view, place, NAME, Environments)
     wanted = environments.wanted(view, server)
     if wanted.found is None or not wanted.found.whole:
-        return _missing(view, server, place, seen, wanted)
+        return inside.made_ahead(_missing(view, server, place, seen, wanted), ahead=ahead)
     if wanted.found.schema > SCHEMA:
         message = f"the environment of {server.name} was made by a newer release (schema {wanted.found.schema})"
         return _blocked(Reason.NEWER_SCHEMA, message, f"use that release, or remove {wanted.directory} there")
+    if ahead:
+        return InSync("it is proven on its cards when its container has come to them")
     return (
         _proven(view, server, place, wanted.found, cards)
         or _old(view, server, place, seen)
