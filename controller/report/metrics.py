@@ -26,6 +26,7 @@ from controller.layers.gpu_health.facts import GpuFacts
 from controller.layers.shared.assignment import Assigned, assign, model_of
 from controller.layers.shared.reboot import NoReboot
 from controller.layers.userland.facts import UserlandFacts
+from controller.report import server_metrics
 from controller.run.picture import BUCKETS, Board, Picture
 from controller.spec.model import GpuOwner, Host, Lifecycle, ModelServer, Specs
 from controller.spec.ref import Ref
@@ -364,6 +365,44 @@ def _each_host(picture: Picture, rows: Callable[[View, Host], Iterable[T]]) -> I
             _log.exception("cannot tell the metrics of %s", host.name)
 
 
+# Servers
+
+
+def _of_downloads(picture: Picture) -> Iterator[Metric]:
+    there, sizes, stalled = server_metrics.downloads(picture)
+    labels = ("host", "model")
+    yield _gauge("download_bytes", "Bytes of a model's files that are on a host.", labels, there)
+    yield _gauge("download_size_bytes", "Bytes that a model's files have.", labels, sizes)
+    yield _gauge("download_stalled", "Whether the download of a model stands still.", labels, stalled)
+
+
+def _of_servers(picture: Picture) -> Iterator[Metric]:
+    passed, at, seconds, failures = server_metrics.checks(picture)
+    labels = ("name", "check")
+    yield _gauge(
+        "check_success",
+        "Whether what a server answered was right, the last time that it could be told.",
+        labels,
+        passed,
+    )
+    yield _gauge("check_last_run_timestamp_seconds", "When a server was asked last.", labels, at)
+    yield _gauge("check_duration_seconds", "How long the asking took.", labels, seconds)
+    failed = CounterMetricFamily(
+        "reconcile_check_failures", "How often a server's answers were wrong, and how.", labels=(*labels, "reason")
+    )
+    for values, count in failures:
+        failed.add_metric(tuple(_text(value) for value in values), count)
+    yield failed
+    fast, accepted = server_metrics.speeds(picture)
+    yield _gauge("server_tokens_per_second", "How fast a server was when it was measured last.", ("name",), fast)
+    yield _gauge(
+        "server_draft_acceptance_ratio",
+        "The share of drafts that a server accepted when it was measured.",
+        ("name",),
+        accepted,
+    )
+
+
 FAMILIES: tuple[Callable[[Picture], Iterator[Metric]], ...] = (
     _of_specs,
     _of_objects,
@@ -371,5 +410,7 @@ FAMILIES: tuple[Callable[[Picture], Iterator[Metric]], ...] = (
     _of_hosts,
     _of_drivers,
     _of_gpus,
+    _of_downloads,
+    _of_servers,
 )
-"""Everything that is told of the fleet. What layers of servers know is one more function here."""
+"""Everything that is told of the fleet."""

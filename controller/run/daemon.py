@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +36,6 @@ from controller.spec.model import Place, Specs, Unreadable
 from controller.world.port import Look, Lost, Order, Outcome, World
 from controller.world.sim import SimWorld
 
-AT_ONCE = 64  # steps at work; each is a thread that waits for a host
 TURN = 1.0  # seconds between turns at most: what other processes write into the memory is seen that soon
 PINNED = 0.5  # seconds between pictures at least, while nothing but looks happens
 SETTLED = 1.0  # seconds that an object has to be missing in the spec files before it is believed to be gone
@@ -143,7 +141,8 @@ class Daemon:
         self._board = board
         self._files = SpecFiles(where, memory)
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-        self._stop = threading.Event()
+        self._stop = threading.Event()  # begin nothing any more
+        self._over = threading.Event()  # wait for nothing any more
         self._hurry = threading.Event()
         self._other_specs = threading.Event()
         self._hosts: object = None
@@ -165,21 +164,20 @@ class Daemon:
         threads = [
             threading.Thread(target=self._hear, name="eyes"),
             threading.Thread(target=self._watch, name="specs"),
-            threading.Thread(target=self._ask_hub, name="hub"),
+            threading.Thread(target=self._ask_hub, name="hub", daemon=True),
         ]
         for thread in threads:
             thread.start()
-        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="step")
         try:
-            self._turn_until_stopped(pool)
+            self._turn_until_stopped()
         finally:
             self._stop.set()
+            self._over.set()
             self._other_specs.set()
-            pool.shutdown(wait=False, cancel_futures=True)
             for thread in threads:
                 thread.join(5.0)
 
-    def _turn_until_stopped(self, pool: ThreadPoolExecutor) -> None:
+    def _turn_until_stopped(self) -> None:
         leave_at: float | None = None
         pinned, unpinned = 0.0, False
         news: Sequence[_News] = [_Files()]
@@ -193,7 +191,7 @@ class Daemon:
                     read_at = moment.now + (SETTLED if self._files.unsettled else RESCAN)
                 changed = self._tell(news, moment) or changed
                 for task in self._loop.tasks(moment):
-                    self._hand_out(task, pool)
+                    self._hand_out(task)
                 unpinned = unpinned or changed
                 if (unpinned and moment.now >= pinned + PINNED) or self._log_events():
                     self._board.pin(self._loop.picture())
@@ -204,7 +202,10 @@ class Daemon:
             self._board.moved(time.time())  # the date of this machine, whatever that of a simulated fleet is
             if self._stop.is_set():
                 self._loop.stop()
-                leave_at = leave_at or moment.now + LEAVING
+                if leave_at is None:
+                    leave_at = moment.now + LEAVING
+                    if not self._loop.idle:
+                        _log.info("asked to stop: waits until what is at work has ended, %.0f s at most", LEAVING)
                 if self._loop.idle or self._hurry.is_set() or moment.now >= leave_at:
                     return
             news = self._wait(min(TURN, self._loop.due(moment), max(0.0, read_at - moment.now)))
@@ -233,11 +234,11 @@ class Daemon:
             return True
         return False
 
-    def _hand_out(self, task: Look | Order, pool: ThreadPoolExecutor) -> None:
+    def _hand_out(self, task: Look | Order) -> None:
         if isinstance(task, Look):
             self._world.ask([task])
-        else:
-            pool.submit(self._perform, task)
+        else:  # a daemon thread: who waits for a host does not keep the process from ending
+            threading.Thread(target=self._perform, args=(task,), name=f"step {task.step.id}", daemon=True).start()
 
     def _perform(self, order: Order) -> None:
         try:
@@ -284,7 +285,7 @@ class Daemon:
 
     def _hear(self) -> None:
         last = time.monotonic()
-        while not self._stop.is_set() or not self._loop.idle:
+        while not self._over.is_set():
             if isinstance(self._world, SimWorld):  # its time goes by as the real one does
                 now = time.monotonic()
                 self._world.go_by(now - last)
@@ -294,7 +295,7 @@ class Daemon:
                     self._news.put(seen)
             except Exception:
                 _log.exception("looking at hosts went wrong")
-                self._stop.wait(1.0)
+                self._over.wait(1.0)
 
     def _ask_hub(self) -> None:
         """Ask about models, now and then and when there are other specs."""

@@ -45,13 +45,23 @@ CT130: Document = {
     "policy": {"mode": "enforce", "allow": ALL},
 }
 
-STARTS = ("demo", "story", "alive", "story-done", "alive-done", "two-done", "boxes", "boxes-done")
+STARTS = (
+    *("demo", "story", "alive", "story-done", "alive-done", "two-done", "boxes", "boxes-done"),
+    *("served", "served-done", "served-done"),
+)
 
 
 @functools.cache
 def _start(name: str) -> tuple[bytes, str]:
     first, _, done = name.partition("-")
-    fleet, documents = {"demo": _demo, "story": _story, "alive": _alive, "two": _two, "boxes": _boxes}[first]()
+    fleet, documents = {
+        "demo": _demo,
+        "story": _story,
+        "alive": _alive,
+        "two": _two,
+        "boxes": _boxes,
+        "served": _served,
+    }[first]()
     if done:
         for _ in range(2):
             Controller(fleet, wanted=specs_of(documents)).once(timeout=3600)
@@ -126,6 +136,15 @@ def _story(*, alive: bool = False) -> tuple[Fleet, list[Document]]:
 
 def _alive() -> tuple[Fleet, list[Document]]:
     return _story(alive=True)
+
+
+def _served() -> tuple[Fleet, list[Document]]:
+    """The story with the server in its container."""
+    fleet, documents = _story()
+    servers = [document for document in story.documents(served=True) if document["kind"] == "ModelServer"]
+    for server in servers:
+        server["policy"] = {"mode": "enforce", "allow": ["restart-server"]}
+    return fleet, [*(d for d in documents if d["kind"] != "ModelServer"), *servers]
 
 
 def _two() -> tuple[Fleet, list[Document]]:

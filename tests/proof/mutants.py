@@ -39,7 +39,11 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tests/core/test_next_steps.py tests/core/test_conditions.py tests/core/test_unknown.py",
         "controller/core/next_steps.py",
-        ("a later layer waits for an earlier one", "if not held and not _is_right(verdict):", "if False:"),
+        (
+            "a later layer waits for an earlier one",
+            "if not held and not _is_right(verdict) and not _goes_on(verdict):",
+            "if False:",
+        ),
         ("what is unseen on a host holds what lives on it", "or isinstance(judged.verdict, Unseen):", "or False:"),
         (
             "a check that stumbles is Unknown, not right",
@@ -101,7 +105,7 @@ MUTANTS: list[Mutant] = [
         ("report mode does nothing", "if self.mode_of(step.object) is Mode.ENFORCE or", "if True or"),
     ),
     *_of(
-        "tests/run/test_once.py",
+        "tests/core/test_permissions.py tests/run/test_once.py",
         "controller/core/batch.py",
         ("two steps on one host never run together", "hosts |= set(step.hosts)", "pass"),
         (
@@ -170,8 +174,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "what made an earlier layer worse has failed",
-            "isinstance(was, InSync | Skipped) and isinstance(judged.verdict, Drift)",
-            "False",
+            "isinstance(was, InSync | Skipped)\n            and",
+            "False\n            and",
         ),
         ("exit 75 is stale", "case Done(rc, _, err) if rc == STALE:", "case Done(rc, _, err) if rc == -1:"),
     ),

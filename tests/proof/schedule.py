@@ -112,6 +112,7 @@ class Play:
         self.off = {host.name for host in self.fleet.hosts.values() if not host.powered}
         self.broken: dict[str, bytes | None] = {}  # files that are not what the documents say: other text, or gone
         self.faults: tuple[Fault, ...] = ()
+        self.meddling: list[tuple[bool, int]] = []
         self.blurred: list[tuple[str, str, int]] = []  # host, section, stale looks; for the world that comes next
         self._next_look = self._quiet_since = 0.0
         self._performed = -1
@@ -163,6 +164,7 @@ class Play:
             world.blurred.setdefault(host, []).append(section)
             world.stale[host] += stale
         self.blurred = []
+        world.meddling, self.meddling = self.meddling, []
         return world
 
     def texts(self) -> dict[str, bytes]:
@@ -219,7 +221,7 @@ class Play:
 
     def heal(self) -> None:
         """All faults end; people are done."""
-        self.faults, self.blurred, self.broken = (), [], {}
+        self.faults, self.blurred, self.meddling, self.broken = (), [], [], {}
         self.book.unsure, self.book.suspended, self.book.jump = set(), set(), 0.0
         for document in self.documents:
             document.get("policy", {}).pop("windows", None)
@@ -243,6 +245,7 @@ class Play:
                 self.loop.memory.resume(ref)
             self.loop.world._faults.clear()
             self.loop.world.blurred.clear()
+            self.loop.world.meddling.clear()
             self.loop.world.stale.clear()
         self.saved()
 
@@ -395,6 +398,12 @@ def edit_documents(chance: random.Random, documents: list[Document]) -> str:
     containers = [d for d in documents if d["kind"] == "Container"]
     hosts = [d for d in documents if d["kind"] == "Host"]
     cards = [d for d in hosts if d.get("nvidia", {}).get("gpus")]
+    servers = [d for d in documents if d["kind"] == "ModelServer"]
+    if servers and chance.random() < 0.3:
+        server = chance.choice(servers)
+        server["state"] = chance.choice(["running", "running", "stopped", "absent"])
+        server["serve"]["port"] = chance.choice([30000, 30001])
+        return f"{server['name']} {server['state']} at {server['serve']['port']}"
     what = chance.randrange(12)
     if what <= 5 and containers:
         document = chance.choice(containers)
@@ -573,6 +582,12 @@ def blur(play: Play, chance: random.Random) -> None:
         play.loop.world.stale[host] += chance.randrange(3)
 
 
+def meddle(play: Play, chance: random.Random) -> None:
+    """Somebody changes something just before a step, or just after it."""
+    made = [(chance.random() < 0.5, chance.randrange(100_000)) for _ in range(chance.randint(1, 4))]
+    (play.loop.world if play.loop is not None else play).meddling.extend(made)
+
+
 def job(play: Play, chance: random.Random) -> None:
     """Jobs at work are killed, fail, or hang."""
     for host in play.fleet.hosts.values():
@@ -630,6 +645,7 @@ KINDS: dict[str, tuple[Callable[[Play, random.Random], None], int]] = {
     "fault": (fault, 7),
     "now": (now, 4),
     "blur": (blur, 2),
+    "meddle": (meddle, 3),
     "job": (job, 1),
     "wait": (wait, 1),
     "clock": (clock, 1),

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 
 from controller.core.words import Step
@@ -23,6 +24,7 @@ from controller.world.sim import SimWorld
 from controller.world.sim.faults import Fault
 from controller.world.sim.world import SimClock
 from tests.proof.fleets import SECRET, Document
+from tests.proof.odd import make_odd
 
 OURS = (
     *("/etc/reconcile/", "/etc/systemd/system/reconcile-", "/etc/systemd/system/sysinit.target.wants/reconcile-"),
@@ -87,6 +89,7 @@ class WitnessWorld(SimWorld):
         self.clock = JumpingClock(self)
         self.last: dict[str, Observation] = {}
         self.stale: Counter[str] = Counter()  # looks at a host that are answered with what was true before
+        self.meddling: list[tuple[bool, int]] = []  # before a step or after it, and a seed: somebody changes something
         self.blurred: dict[str, list[str]] = {}  # sections that a host cannot give the next time
 
     def _seconds(self, step: Step) -> float:
@@ -153,9 +156,21 @@ class WitnessWorld(SimWorld):
         self._check_known(step)
         shown = (step.action, step.summary, step.args, step.diff, step.reason, repr(step))
         book.check("no secret is shown", SECRET not in repr(shown), step.id)
+        meddles, seed = self.meddling.pop() if self.meddling else (None, 0)
+        if meddles is True:
+            self._meddle(seed)
         said = super()._perform(order)
+        if meddles is False:
+            self._meddle(seed)
         book.log.append(f"    {type(said).__name__} {str(said)[:160]}")
         return said
+
+    def _meddle(self, seed: int) -> None:
+        name, said = make_odd(Random(seed), self.fleet)
+        if name:
+            self.book.faults[f"meanwhile: {name}"] += 1
+            self.book.log.append(f"  meanwhile {said}")
+            self.settle()
 
     def _check_permitted(self, step: Step) -> None:
         book = self.book

@@ -6,11 +6,16 @@ import dataclasses
 from datetime import UTC, datetime
 from pathlib import Path
 
+from controller.core import observe
 from controller.core.next_steps import next_steps
 from controller.core.suspension import Suspension
 from controller.core.view import View
 from controller.core.words import Block, Drift
+from controller.facts.units import How, Job
+from controller.facts.words import HostFacts
 from controller.layers.order import ORDER
+from controller.layers.server_output.facts import Check, Figures, Judged, Output, OutputFacts, Result
+from controller.layers.server_weights.facts import AllWeights, Found, ManifestFile, Weights, WeightsHere
 from controller.layers.shared.reboot import NoReboot
 from controller.run.eyes import Eyes
 from controller.run.memory import Drifting, Kept
@@ -56,7 +61,7 @@ def picture(wanted: Specs | None = None) -> Picture:
     fleet = demo()
     fleet.hosts["kpro4"].powered = False
     eyes = Eyes(SimWorld(fleet), ORDER, wanted)
-    facts = eyes.look(wanted.hosts)
+    facts = {name: _with_servers(one) if name == "kpro5" else one for name, one in eyes.look(wanted.hosts).items()}
     upcoming = next_steps(ORDER, View(wanted, facts))
     drifted = [j for j in upcoming.judged if isinstance(j.verdict, Drift)]
     ready = Kept("Ready", "False", "devices-differ", "container.devices: too many", "d" * 64, AT - 600)
@@ -86,6 +91,25 @@ def picture(wanted: Specs | None = None) -> Picture:
         backoff={CONTAINER: 80.0},
         last_success={obj.ref: AT - 86400 for obj in wanted},
         notes=("an earlier memory was kept aside",),
+    )
+
+
+def _with_servers(facts: HostFacts) -> HostFacts:
+    """And a server in the container: it was asked, and its model is still on its way."""
+    checks = (Check("arithmetic", Result.PASSED, "4", 0.4), Check("tool-call", Result.FAILED, "no", 1.2, "no-call"))
+    figures = Figures(tokens_per_second=55.5, draft_acceptance=0.6)
+    output = Output("u", "e", "p", "a", checks, figures, AT - 30, (("tool-call", "no-call", 3),))
+    files = (ManifestFile("a.safetensors", 100), ManifestFile("b.safetensors", 200))
+    model = Weights(
+        "k" * 16, str(SERVER), "Qwen/Qwen3-8B", "0" * 40, "/models/q", files, (("a.safetensors", Found(100, 1)),), 50
+    )
+    units = observe.units(facts)
+    assert units is not None
+    job = Job("fetch-weights-qwen-1", str(SERVER), How.STALLED, name=f"weights-{'k' * 16}-129")
+    return (
+        facts.with_section("server.output", OutputFacts(((129, (Judged("qwen", output),)),)))
+        .with_section("server.weights", AllWeights(((129, WeightsHere((model,))),)))
+        .with_section(observe.WORLD, dataclasses.replace(units, jobs=(job,)))
     )
 
 

@@ -36,6 +36,15 @@ TABLE: Mapping[str, set[str]] = {
     },
     "reconcile_object_condition": {"kind", "name", "type", "status", "reason"},
     "reconcile_object_suspended": {"kind", "name"},
+    "reconcile_download_bytes": {"host", "model"},
+    "reconcile_download_size_bytes": {"host", "model"},
+    "reconcile_download_stalled": {"host", "model"},
+    "reconcile_check_success": {"name", "check"},
+    "reconcile_check_last_run_timestamp_seconds": {"name", "check"},
+    "reconcile_check_duration_seconds": {"name", "check"},
+    "reconcile_check_failures_total": {"name", "check", "reason"},
+    "reconcile_server_tokens_per_second": {"name"},
+    "reconcile_server_draft_acceptance_ratio": {"name"},
     "reconcile_drift": {"kind", "name", "layer"},
     "reconcile_drift_since_timestamp_seconds": {"kind", "name", "layer"},
     "reconcile_steps_pending": {"kind", "name", "layer", "waiting_for"},
@@ -268,3 +277,16 @@ def test_a_loop_that_stands_still_is_seen_by_a_clock_that_nobody_sets() -> None:
     shown.moved(AT - 86400)  # somebody has set the date back
     assert shown.stands_still == 0.0
     assert shown.last_pass == AT - 86400
+
+
+def test_what_servers_know(whole: Board) -> None:
+    found = {(s.name, *sorted(s.labels.items())): s.value for s in samples(whole)}
+    of_qwen = ("name", "qwen")
+    assert found["reconcile_check_success", ("check", "arithmetic"), of_qwen] == 1
+    assert found["reconcile_check_success", ("check", "tool-call"), of_qwen] == 0
+    assert found["reconcile_check_failures_total", ("check", "tool-call"), of_qwen, ("reason", "no-call")] == 3
+    assert found["reconcile_server_tokens_per_second", of_qwen] == 55.5
+    model = (("host", "kpro5"), ("model", "Qwen/Qwen3-8B"))
+    assert found["reconcile_download_bytes", *model] == 150
+    assert found["reconcile_download_size_bytes", *model] == 300
+    assert found["reconcile_download_stalled", *model] == 1

@@ -57,6 +57,11 @@ class Controller:
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
+    def log(self) -> Path:
+        """Its log, of all its lives."""
+        return self.stage.place / f"{self.state}.log"
+
+    @property
     def runs(self) -> bool:
         """Whether the process is there."""
         return self.process is not None and self.process.poll() is None
@@ -64,7 +69,7 @@ class Controller:
     def start(self) -> None:
         """Begin a life."""
         command = self.stage.command("run", "--listen", self.address, state=self.state)
-        with (self.stage.place / f"{self.state}.log").open("ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=self.stage.env())
 
     def signal(self, number: signal.Signals) -> None:

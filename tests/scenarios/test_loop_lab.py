@@ -56,7 +56,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 yield Fleet(stage, controller, prometheus)
         finally:
             controller.kill()
-        free_of(place / "state.log")
+        free_of(controller.log)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_of_two_controllers_one_acts_and_the_other_says_why_it_does_not(fleet: F
         assert second.end(30) == 0
     finally:
         second.kill()
-    free_of(fleet.stage.place / "second.log")
+    free_of(second.log)
 
 
 def _says(controller: Controller) -> str:
@@ -235,6 +235,7 @@ def test_it_ends_when_asked_idle_and_at_work(fleet: Fleet) -> None:
     assert controller.end(60) == 0
     assert fleet.stage.started(129)
     assert STARTED in controller.steps(before), "what was at work was finished, and is remembered"
+    asked = controller.log.read_text().count("asked to stop")
 
     before = controller.last()
     fleet.fault("pct-hang", "start")
@@ -242,10 +243,9 @@ def test_it_ends_when_asked_idle_and_at_work(fleet: Fleet) -> None:
     controller.start()
     until(lambda: fleet.calls("start") > starts + 1, "a step is at work that does not end")
     controller.signal(signal.SIGTERM)
+    until(lambda: controller.log.read_text().count("asked to stop") > asked, "it has heard, and waits")
     controller.signal(signal.SIGTERM)
-    asked = time.monotonic()
-    assert controller.end(60) == 0
-    assert time.monotonic() - asked < 20, "asked twice, it waits for nothing"
+    assert controller.end(30) == 0, "asked twice, it waits for nothing"
     controller.start()
     until(lambda: controller.status().get("running"), "the next life sees what is at work")
     fleet.no_faults()
@@ -264,10 +264,8 @@ def test_killed_at_random_moments_the_end_is_the_same(fleet: Fleet) -> None:
         controller.kill()
         controller.start()
     until(lambda: controller.is_ready(CT) and _same_keys(controller, before), "it is as wanted, and all has ended")
-    assert [fleet.stage.opens(129, f"/dev/nvidia{n}") for n in range(2)] in (
-        ["allowed", "absent"],
-        ["absent", "allowed"],
-    )
+    cards = [fleet.stage.opens(129, f"/dev/nvidia{n}") for n in range(2)]
+    assert cards.count("allowed") == 1, cards
     assert fleet.calls("shutdown") == stops + 1
     worked = [step for step in controller.steps(before) if step[2] == "worked"]
     assert sorted(worked) == [(CT, "edit-config", "worked"), (CT, "restart", "worked")]

@@ -25,7 +25,7 @@ from controller.layers.power import sim as power
 from controller.layers.server_placement import sim as server_placement
 from controller.layers.server_process import sim as server_process
 from controller.layers.server_unit import sim as server_unit
-from controller.layers.shared import inside, pve_physics
+from controller.layers.shared import inside_physics, pve_physics
 from controller.layers.shared.truth import End, File, Fleet, Host, Lease, Process, Start, Unit, Work
 from controller.world import units as real_units
 from controller.world.sim import units
@@ -116,7 +116,7 @@ def serving() -> Fleet:
     host.boot_id = host.boot_id or made.draw_id(host)
     began = made.now
     for vmid in (None, 129):
-        image, session = inside.image_of(made, host, vmid), inside.session_of(host, vmid)
+        image, session = inside_physics.image_of(made, host, vmid), inside_physics.session_of(host, vmid)
         for name in ("qwen", "other"):
             here = f"/opt/reconcile/server/{name}"
             texts = {"marker.json": '{"object": "ModelServer/x"}', "args.json": "{}\n", "note.sh": ":\n"}

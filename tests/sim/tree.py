@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from controller.layers.gpu_health.sim import information, module_line
-from controller.layers.shared import inside, kernel_physics, pve_physics
+from controller.layers.shared import inside_physics, kernel_physics, pve_physics
 from controller.layers.shared.truth import Fleet, Host, Node, Process, Session
 
 
@@ -173,10 +173,10 @@ def _machines(host: Host, root: Path) -> None:
 
 def _servers(fleet: Fleet, host: Host, root: Path) -> None:
     """What serves in places: their small files, their systemd's units, and the processes of those."""
-    for vmid in inside.places(host, host.containers):
+    for vmid in inside_physics.places(host, host.containers):
         pid = 1 if vmid is None else host.containers[vmid].pid
         place, slice_ = ("", "") if vmid is None else (f"/proc/{pid}/root", f"/lxc/{vmid}/ns")
-        image, session = inside.image_of(fleet, host, vmid), inside.session_of(host, vmid)
+        image, session = inside_physics.image_of(fleet, host, vmid), inside_physics.session_of(host, vmid)
         (root / f"{place}/usr".lstrip("/")).mkdir(parents=True, exist_ok=True)
         if vmid is not None:
             _file(root, f"/proc/{pid}/cgroup", f"3:cpu:/\n0::{slice_}/init.scope\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from controller.core.words import Step
 from controller.engines import registry
 from controller.facts.words import Section
-from controller.layers.shared import inside
+from controller.layers.shared import inside_physics
 from controller.layers.shared.truth import Environment, File, Fleet, Host, Image, Said, Work
 
 FOLDER = "/opt/reconcile/env"
@@ -23,17 +23,17 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     """What the fragment prints on this host."""
 
     def lines(vmid: int | None) -> Iterator[str]:
-        image = inside.image_of(fleet, host, vmid)
+        image = inside_physics.image_of(fleet, host, vmid)
         for digest in _folders(image):
             yield f"env {digest}"
             yield f"whole {digest}"
 
     def wanted(vmid: int | None) -> Iterator[str]:
-        image = inside.image_of(fleet, host, vmid)
+        image = inside_physics.image_of(fleet, host, vmid)
         yield from sorted(path for path in image.files if path.startswith(f"{FOLDER}/") and path.endswith(".json"))
         yield from sorted(path for path in image.files if path.startswith("/usr/local/cuda-"))
 
-    return Section(0, inside.answer(fleet, host, guests, lines, wanted))
+    return Section(0, inside_physics.answer(fleet, host, guests, lines, wanted))
 
 
 def _folders(image: Image) -> list[str]:
@@ -50,7 +50,7 @@ def act(fleet: Fleet, host: Host, work: Work) -> Said:
     vmid = None if work.args[0] == "-" else int(work.args[0])
     if vmid is not None and vmid not in host.containers:
         return Said(75, err=f"CT {vmid} does not run\n")
-    image, digest = inside.image_of(fleet, host, vmid), work.args[1]
+    image, digest = inside_physics.image_of(fleet, host, vmid), work.args[1]
     match work.action:
         case "build-environment":
             said = _build(fleet, host, image, digest, work)

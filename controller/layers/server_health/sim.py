@@ -8,7 +8,7 @@ from typing import Any
 
 from controller.core.words import Step
 from controller.facts.words import Section
-from controller.layers.shared import inside, kernel_physics, server_physics
+from controller.layers.shared import inside_physics, kernel_physics, server_physics
 from controller.layers.shared.truth import File, Fleet, Host, Process, Said, Work
 
 FOLDER = "/opt/reconcile/server"
@@ -18,7 +18,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     """What the fragment prints on this host. A watch has just looked, whenever it is asked for what it saw."""
 
     def wanted(vmid: int | None) -> Iterator[str]:
-        image = inside.image_of(fleet, host, vmid)
+        image = inside_physics.image_of(fleet, host, vmid)
         names = {path.split("/")[4] for path in image.files if path.startswith(f"{FOLDER}/")}
         for name in sorted(names):
             if f"{FOLDER}/{name}/watch.marker" in image.files and (seen := _seen(host, vmid, name)) is not None:
@@ -27,12 +27,12 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
             yield f"{FOLDER}/{name}/health.json"
             yield f"{FOLDER}/{name}/watch.marker"
 
-    return Section(0, inside.answer(fleet, host, guests, lambda _: (), wanted))
+    return Section(0, inside_physics.answer(fleet, host, guests, lambda _: (), wanted))
 
 
 def _seen(host: Host, vmid: int | None, name: str) -> Mapping[str, Any] | None:
     """What a watch writes; None for one that has ended, because its server was stopped on purpose."""
-    session, unit = inside.session_of(host, vmid), f"reconcile-{name}.service"
+    session, unit = inside_physics.session_of(host, vmid), f"reconcile-{name}.service"
     process = next((each for each in session.processes if each.unit == unit), None)
     ends = [end for end in session.ends.get(name, ()) if end.result != "success"]
     if process is None and not ends:
@@ -81,7 +81,7 @@ def act(fleet: Fleet, host: Host, work: Work) -> Said:
         return Said(75, err=f"CT {vmid} does not run\n")
     if work.action != "install-watch":
         return _restart(fleet, host, vmid, name, rest[0])
-    image = inside.image_of(fleet, host, vmid)
+    image = inside_physics.image_of(fleet, host, vmid)
     python, *sizes = rest
     here, unit = f"{FOLDER}/{name}", f"reconcile-{name}-watch.service"
     if python.removesuffix("/bin/python") not in image.environments or f"{here}/marker.json" not in image.files:
@@ -99,7 +99,7 @@ def act(fleet: Fleet, host: Host, work: Work) -> Said:
 
 
 def _restart(fleet: Fleet, host: Host, vmid: int | None, name: str, seen: str) -> Said:
-    session, unit = inside.session_of(host, vmid), f"reconcile-{name}.service"
+    session, unit = inside_physics.session_of(host, vmid), f"reconcile-{name}.service"
     process = next((each for each in session.processes if each.unit == unit), None)
     if process is None or f"{process.pid} {kernel_physics.ticks(host, process.started)}" != seen:
         return Said(75, err=f"{name} was started anew since\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 from controller.core.words import Step
 from controller.facts.words import Section
-from controller.layers.shared import inside, kernel_physics, server_physics
+from controller.layers.shared import inside_physics, kernel_physics, server_physics
 from controller.layers.shared.truth import File, Fleet, Host, Image, Process, Said, Work
 
 FOLDER = "/opt/reconcile/server"
@@ -21,12 +21,12 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     """What the fragment prints on this host."""
 
     def wanted(vmid: int | None) -> Iterator[str]:
-        image = inside.image_of(fleet, host, vmid)
+        image = inside_physics.image_of(fleet, host, vmid)
         for name in sorted({path.split("/")[4] for path in image.files if path.startswith(f"{FOLDER}/")}):
             yield f"{FOLDER}/{name}/state.json"
             yield f"{FOLDER}/{name}/checks/output.json"
 
-    return Section(0, inside.answer(fleet, host, guests, lambda _: (), wanted))
+    return Section(0, inside_physics.answer(fleet, host, guests, lambda _: (), wanted))
 
 
 def takes(step: Step) -> float:
@@ -47,9 +47,9 @@ def act(fleet: Fleet, host: Host, work: Work) -> Said:
 
 
 def _ask(fleet: Fleet, host: Host, vmid: int | None, name: str) -> Said:
-    image, here = inside.image_of(fleet, host, vmid), f"{FOLDER}/{name}"
+    image, here = inside_physics.image_of(fleet, host, vmid), f"{FOLDER}/{name}"
     unit = f"reconcile-{name}.service"
-    process = next((each for each in inside.session_of(host, vmid).processes if each.unit == unit), None)
+    process = next((each for each in inside_physics.session_of(host, vmid).processes if each.unit == unit), None)
     settings, marker, arguments = (
         _json(image, f"{here}/{file}") for file in ("checks.json", "marker.json", "args.json")
     )
@@ -115,7 +115,7 @@ def _note_good(fleet: Fleet, image: Image, here: str, unit: str, on: Mapping[str
 
 
 def _put_back(fleet: Fleet, host: Host, vmid: int | None, name: str, failed: dict[str, Any]) -> Said:
-    image, here, unit = inside.image_of(fleet, host, vmid), f"{FOLDER}/{name}", f"reconcile-{name}.service"
+    image, here, unit = inside_physics.image_of(fleet, host, vmid), f"{FOLDER}/{name}", f"reconcile-{name}.service"
     state, kept = _json(image, f"{here}/state.json"), _json(image, f"{here}/good/marker.json")
     if not state.get("good") or kept.get("digest") != state["good"]["unit"]:
         return Said(75, err="there is no good unit to go back to\n")
@@ -131,7 +131,7 @@ def _put_back(fleet: Fleet, host: Host, vmid: int | None, name: str, failed: dic
     _write(fleet, image, f"{here}/marker.json", {**kept, "instead_of": failed["unit"]})
     server_physics.daemon_reload(fleet, host, vmid)
     server_physics.stop(fleet, host, vmid, unit)
-    inside.session_of(host, vmid).ends.pop(name, None)
+    inside_physics.session_of(host, vmid).ends.pop(name, None)
     failure = server_physics.start(fleet, host, vmid, unit)
     return Said(1, err=f"{failure}\n") if failure else Said(0)
 

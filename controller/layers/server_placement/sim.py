@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from controller.facts.words import Section
-from controller.layers.shared import inside, server_physics
+from controller.layers.shared import inside_physics, server_physics
 from controller.layers.shared.truth import Fleet, Host, Image, Said, Work
 
 FOLDER = "/opt/reconcile/server"
@@ -16,7 +16,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     """What the fragment prints on this host."""
 
     def lines(vmid: int | None) -> Iterator[str]:
-        image, session = inside.image_of(fleet, host, vmid), inside.session_of(host, vmid)
+        image, session = inside_physics.image_of(fleet, host, vmid), inside_physics.session_of(host, vmid)
         yield from (f"server {name}" for name in folders(image))
         for name in units(image):
             yield f"unit {name}"
@@ -25,9 +25,9 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
         yield from (f"enabled {name}" for name in sorted(_names(image.enabled)))
 
     def wanted(vmid: int | None) -> Iterator[str]:
-        yield from (f"{FOLDER}/{name}/marker.json" for name in folders(inside.image_of(fleet, host, vmid)))
+        yield from (f"{FOLDER}/{name}/marker.json" for name in folders(inside_physics.image_of(fleet, host, vmid)))
 
-    return Section(0, inside.answer(fleet, host, guests, lines, wanted))
+    return Section(0, inside_physics.answer(fleet, host, guests, lines, wanted))
 
 
 def folders(image: Image) -> list[str]:

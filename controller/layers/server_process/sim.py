@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from controller.core.words import Step
 from controller.facts.words import Section
-from controller.layers.shared import inside, kernel_physics, server_physics
+from controller.layers.shared import inside_physics, kernel_physics, server_physics
 from controller.layers.shared.truth import Fleet, Host, Process, Said, Session, Work
 
 
@@ -14,15 +14,15 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     """What the fragment prints on this host."""
 
     def lines(vmid: int | None) -> Iterator[str]:
-        session = inside.session_of(host, vmid)
-        yield f"shm {inside.image_of(fleet, host, vmid).shm}"
+        session = inside_physics.session_of(host, vmid)
+        yield f"shm {inside_physics.image_of(fleet, host, vmid).shm}"
         for name in _names(session):
             yield from _server(host, session, name)
         for process in session.processes:
             if process.listens:
                 yield f"listen {process.port} {process.pid} {process.unit} {process.command}"
 
-    return Section(0, inside.answer(fleet, host, guests, lines, lambda _: ()))
+    return Section(0, inside_physics.answer(fleet, host, guests, lines, lambda _: ()))
 
 
 def _names(session: Session) -> list[str]:
@@ -68,8 +68,8 @@ def act(fleet: Fleet, host: Host, work: Work) -> Said:
     if vmid is not None and vmid not in host.containers:
         return Said(75, err=f"CT {vmid} does not run\n")
     image, session, unit = (
-        inside.image_of(fleet, host, vmid),
-        inside.session_of(host, vmid),
+        inside_physics.image_of(fleet, host, vmid),
+        inside_physics.session_of(host, vmid),
         f"reconcile-{name}.service",
     )
     if action == "adopt":

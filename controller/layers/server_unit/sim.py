@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from controller.facts.words import Section
 from controller.layers.server_placement.sim import folders, units
-from controller.layers.shared import inside, server_physics
+from controller.layers.shared import inside_physics, server_physics
 from controller.layers.shared.truth import File, Fleet, Host, Said, Work
 
 FOLDER = "/opt/reconcile/server"
@@ -17,12 +17,12 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     """What the fragment prints on this host."""
 
     def names(vmid: int | None) -> list[str]:
-        image = inside.image_of(fleet, host, vmid)
+        image = inside_physics.image_of(fleet, host, vmid)
         there = folders(image)
         return [*there, *(name for name in units(image) if name not in there)]
 
     def lines(vmid: int | None) -> Iterator[str]:
-        image = inside.image_of(fleet, host, vmid)
+        image = inside_physics.image_of(fleet, host, vmid)
         for name in names(vmid):
             yield f"server {name}"
             if digest := server_physics.secret_digest(image, name):
@@ -37,7 +37,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
             yield f"/etc/systemd/system/reconcile-{name}.service"
             yield from (f"{FOLDER}/{name}/{file}" for file in ("marker.json", "args.json", "salt"))
 
-    return Section(0, inside.answer(fleet, host, guests, lines, wanted))
+    return Section(0, inside_physics.answer(fleet, host, guests, lines, wanted))
 
 
 def takes(_step: object) -> float:
@@ -51,7 +51,7 @@ def act(fleet: Fleet, host: Host, work: Work) -> Said:
     vmid = None if place == "-" else int(place)
     if vmid is not None and vmid not in host.containers:
         return Said(75, err=f"CT {vmid} does not run\n")
-    image, unit = inside.image_of(fleet, host, vmid), f"reconcile-{name}.service"
+    image, unit = inside_physics.image_of(fleet, host, vmid), f"reconcile-{name}.service"
     path = f"/etc/systemd/system/{unit}"
     there = image.files.get(path)
     if (hashlib.sha256(there.text.encode()).hexdigest() if there is not None else "absent") != seen:

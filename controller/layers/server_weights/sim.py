@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.core.words import Step
 from controller.facts.words import Section
-from controller.layers.shared import hub_truth, inside
+from controller.layers.shared import hub_truth, inside_physics
 from controller.layers.shared.truth import File, Fleet, Host, Image, Model, Said, WeightFile, Work
 
 FOLDER = "/opt/reconcile/weights"
@@ -21,7 +21,7 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
     """What the fragment prints on this host."""
 
     def lines(vmid: int | None) -> Iterator[str]:
-        image = inside.image_of(fleet, host, vmid)
+        image = inside_physics.image_of(fleet, host, vmid)
         step = 1 << 30 if image.free >= 64 << 30 else 64 << 20
         yield f"disk {vmid or 1:x} {image.free // step * step} /"
         for path, file in sorted(image.files.items()):
@@ -34,9 +34,9 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
                 yield f"file {key} {part.size} {part.mtime}.0000000000 {name}"
 
     def wanted(vmid: int | None) -> Iterator[str]:
-        yield from (f"{FOLDER}/{key}.json" for key, _ in _markers(inside.image_of(fleet, host, vmid)))
+        yield from (f"{FOLDER}/{key}.json" for key, _ in _markers(inside_physics.image_of(fleet, host, vmid)))
 
-    return Section(0, inside.answer(fleet, host, guests, lines, wanted))
+    return Section(0, inside_physics.answer(fleet, host, guests, lines, wanted))
 
 
 def _markers(image: Image) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -62,7 +62,7 @@ def act(fleet: Fleet, host: Host, work: Work) -> Said:
     vmid = None if place == "-" else int(place)
     if vmid is not None and vmid not in host.containers:
         return Said(75, err=f"CT {vmid} does not run\n")
-    image = inside.image_of(fleet, host, vmid)
+    image = inside_physics.image_of(fleet, host, vmid)
     fleet.touch(host)
     if what == "ask":
         image.files[f"{FOLDER}/{key}.token"] = File(fleet.draw_id(host), 0o600, int(fleet.now))

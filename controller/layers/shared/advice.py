@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from controller.core.view import View
 from controller.layers.gpu_health.facts import GpuFacts
-from controller.layers.shared.inside import place_of
+from controller.layers.shared.place import place_of
 from controller.layers.shared.server_gpus import Card
 from controller.spec.model import ModelServer
 

@@ -13,7 +13,7 @@ from controller.engines.shape import NotForetold, shape_of
 from controller.engines.words import Engine
 from controller.facts.hub import SECTION, Description, HubFacts, NotDescribed
 from controller.layers.shared.assignment import Unassigned
-from controller.layers.shared.inside import place_of
+from controller.layers.shared.place import place_of
 from controller.layers.shared.server_gpus import Card, cards_of
 from controller.spec.model import ModelServer, ServerState
 

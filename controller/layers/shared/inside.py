@@ -7,7 +7,7 @@ when it moves, so facts of it are looked for on its old host as long as it has n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -18,7 +18,8 @@ from controller.facts.files import File, read_files
 from controller.facts.words import FleetFacts, Known, Later, ParseError
 from controller.layers.access.facts import AccessFacts
 from controller.layers.power.facts import PowerFacts
-from controller.layers.shared import probe_text, truth
+from controller.layers.shared.place import Place as Place
+from controller.layers.shared.place import place_of as place_of
 from controller.spec.model import Lifecycle, ModelServer, Specs, State
 
 ROOT = "/opt/reconcile"
@@ -26,22 +27,6 @@ ROOT = "/opt/reconcile"
 UNITS = "/etc/systemd/system"
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a server runs: a container by its id, or the host itself (None)."""
-
-    host: str
-    vmid: int | None
-
-    @property
-    def argument(self) -> str:
-        """The place as an argument of a script, for ``enter_place``."""
-        return "-" if self.vmid is None else str(self.vmid)
-
-    def __str__(self) -> str:
-        return self.host if self.vmid is None else f"CT {self.vmid} on {self.host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +62,6 @@ class Seen(Generic[T]):
 
     value: T | None
     certain: bool
-
-
-def place_of(specs: Specs, server: ModelServer) -> Place:
-    """Where the spec wants the server. Specs are cross-checked when loaded, so its container is there."""
-    if server.container is None:
-        return Place(str(server.host), None)
-    container = specs.containers[server.container]
-    return Place(container.host, container.id)
 
 
 def why_not(specs: Specs, server: ModelServer) -> str:
@@ -230,45 +207,3 @@ def read(out: str) -> tuple[dict[int | None, Told], frozenset[int]]:
         else:
             files[roots[root]]["/" + path.partition(root)[2]] = file
     return {where: Told(tuple(found), files[where]) for where, found in lines.items()}, frozenset(between)
-
-
-# The simulated fleet
-
-
-def image_of(fleet: truth.Fleet, host: truth.Host, vmid: int | None) -> truth.Image:
-    """What lies in the root file system of a place; that of a container goes with its volume."""
-    if vmid is None:
-        return host.image
-    key = host.containers[vmid].image or f"{host.name}:{vmid}"
-    return fleet.images.setdefault(key, truth.Image())
-
-
-def session_of(host: truth.Host, vmid: int | None) -> truth.Session:
-    """What runs in a place of ours, gone with its power."""
-    return host.session if vmid is None else host.containers[vmid].session
-
-
-def places(host: truth.Host, guests: Iterable[int]) -> Iterator[int | None]:
-    """The places that ``places`` of places.sh goes through."""
-    yield None
-    yield from (vmid for vmid in guests if vmid in host.containers)
-
-
-def answer(
-    fleet: truth.Fleet,
-    host: truth.Host,
-    guests: Iterable[int],
-    lines: Callable[[int | None], Iterable[str]],
-    wanted: Callable[[int | None], Iterable[str]],
-) -> str:
-    """What a fragment prints that tells ``lines`` of each place, and reads the files ``wanted``, in its order."""
-    told: list[str] = []
-    files: dict[str, truth.File] = {}
-    for vmid in places(host, guests):
-        pid = 0 if vmid is None else host.containers[vmid].pid
-        told.append("place -" if vmid is None else f"place {vmid} {pid}")
-        told += lines(vmid)
-        root = "" if vmid is None else f"/proc/{pid}/root"
-        there = image_of(fleet, host, vmid).files
-        files.update({root + path: there[path] for path in wanted(vmid) if path in there})
-    return "".join(f"{line}\n" for line in told) + "==files\n" + probe_text.files(files)

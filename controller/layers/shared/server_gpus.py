@@ -17,7 +17,7 @@ from controller.layers.shared.assignment import (
     memory_of,
     model_of,
 )
-from controller.layers.shared.inside import place_of
+from controller.layers.shared.place import place_of
 from controller.spec.model import GpuOwner, Host, ModelServer
 
 

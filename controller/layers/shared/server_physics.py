@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 
-from controller.layers.shared.inside import image_of, places, session_of
+from controller.layers.shared.inside_physics import image_of, places, session_of
 from controller.layers.shared.truth import End, Fleet, Host, Image, Model, Process, Said, Session, Start, Work
 
 UNITS = "/etc/systemd/system"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from controller.core.view import View
 from controller.core.words import NotKnown
 from controller.facts.hub import SECTION, Description, HubFacts, NotDescribed, RepoFile
-from controller.layers.shared.inside import place_of
+from controller.layers.shared.place import place_of
 from controller.spec.model import ModelServer
 from controller.spec.values import is_commit
 
