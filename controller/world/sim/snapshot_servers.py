@@ -18,15 +18,15 @@ from controller.layers.server_placement.facts import Found, FoundFacts
 from controller.layers.server_process.facts import ProcessesHere, ProcessFacts, ServerProcess
 from controller.layers.server_unit import facts as unit
 from controller.layers.server_weights import facts as weights
-from controller.layers.shared import inside, truth
+from controller.layers.shared import inside, inside_physics, truth
 
 T = TypeVar("T")
 
 
 def add(fleet: truth.Fleet, host: truth.Host, seen: HostFacts) -> None:
     """Put into every place of a host what was seen there."""
-    for vmid in inside.places(host, host.containers):
-        image = inside.image_of(fleet, host, vmid)
+    for vmid in inside_physics.places(host, host.containers):
+        image = inside_physics.image_of(fleet, host, vmid)
         _placement(image, _here(seen, "server.placement", FoundFacts, vmid) or ())
         units = _here(seen, "server.unit", unit.ServerUnits, vmid) or unit.UnitsHere()
         for one in units.units:
@@ -39,7 +39,7 @@ def add(fleet: truth.Fleet, host: truth.Host, seen: HostFacts) -> None:
                 _write(image, f"{unit.folder(health.server)}/watch.marker", {"digest": health.watch})
         processes = _here(seen, "server.process", ProcessFacts, vmid)
         if processes is not None:
-            _session(host, inside.session_of(host, vmid), processes, units)
+            _session(host, inside_physics.session_of(host, vmid), processes, units)
             image.shm = processes.shm if processes.shm is not None else image.shm
 
 
