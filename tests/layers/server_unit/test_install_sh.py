@@ -24,7 +24,7 @@ PROBE = inside.probe("controller.layers.server_unit", "probe.sh")
 class Machine(Ground):
     """This machine with counted stand-ins for its commands: before the ``at``-th all of the script is killed."""
 
-    def run(self, step: Step, at: int = 0) -> subprocess.CompletedProcess[bytes]:
+    def cut(self, step: Step, at: int = 0) -> subprocess.CompletedProcess[bytes]:
         bin_ = self.root / "bin"
         bin_.mkdir(exist_ok=True)
         (self.root / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def is_right(found: ServerUnit | None) -> bool:
 
 def test_it_writes_everything_with_its_modes(tmp_path: Path, step: Step) -> None:
     machine = Machine(tmp_path)
-    done = machine.run(step)
+    done = machine.cut(step)
     assert done.returncode == 0, done.stderr
     assert is_right(machine.seen())
     here = tmp_path / "opt/reconcile/server/qwen"
@@ -101,23 +101,23 @@ def test_it_writes_everything_with_its_modes(tmp_path: Path, step: Step) -> None
         "note.sh": "755",
         "salt": "600",
     }
-    again = machine.run(step)
+    again = machine.cut(step)
     assert again.returncode == 75  # somebody has written it since it was seen
 
 
 def test_cut_off_anywhere_it_is_seen_and_gone_on_from(tmp_path: Path, step: Step) -> None:
     whole = Machine(tmp_path / "whole")
     (tmp_path / "whole").mkdir()
-    assert whole.run(step).returncode == 0
+    assert whole.cut(step).returncode == 0
     for at in range(1, whole.count + 1):
         machine = Machine(tmp_path / str(at))
         machine.root.mkdir()
-        assert machine.run(step, at).returncode != 0, at
+        assert machine.cut(step, at).returncode != 0, at
         found = machine.seen()
         args = list(step.args)
         args[2] = found.text.sha256 if found is not None and found.text is not None else "absent"
         anew = Step(**{name: getattr(step, name) for name in step.__slots__} | {"args": tuple(args)})
-        done = machine.run(anew)
+        done = machine.cut(anew)
         assert done.returncode == 0, (at, done.stderr)
         assert is_right(machine.seen()), at
         left = [path.name for path in (machine.root / "opt/reconcile/server/qwen").iterdir() if "new" in path.name]
