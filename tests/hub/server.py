@@ -83,6 +83,7 @@ class Hub:
         self.repos: dict[str, Repo] = {}
         self.faults: list[Fault] = []
         self.sent: list[Sent] = []
+        self.sending = 0  # answers with content that are at work
         self.tokens_shown_to_cdn = 0
         self.pace = 0.0  # seconds for a piece, of every answer
         self.lock = threading.Lock()
@@ -284,6 +285,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         sent = 0
+        with self.hub.lock:
+            self.hub.sending += 1
         try:
             for piece in self._pieces(data[begin:], fault):
                 self.wfile.write(piece)
@@ -292,6 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             with self.hub.lock:
+                self.hub.sending -= 1
                 self.hub.sent.append(Sent(path, begin, sent, self.agent))
 
     def _pieces(self, data: bytes, fault: Fault | None) -> Iterator[bytes]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import os
 import platform
 import signal
 import subprocess
+import threading
 import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
@@ -166,6 +170,32 @@ def test_a_version_that_is_nowhere(box: Box, folder: Path) -> None:
     box.specs = specs(folder, "version: '4.0', index_url: 'http://127.0.0.1:9/simple'")
     assert box.ground.run(box.step()) == 1
     assert box.here.environments == ()
+
+
+def test_from_an_index_uv_itself_too(box: Box, folder: Path, tmp_path: Path) -> None:
+    """A simple index (PEP 503), with relative links as many have."""
+    pages = tmp_path / "index"
+    for name in ("toy", "part", "uv"):
+        (pages / "simple" / name).mkdir(parents=True)
+        files = [each for each in folder.iterdir() if each.name.startswith(f"{name}-")]
+        links = "".join(f'<a href="../../files/{each.name}#sha256={_sha256(each)}">{each.name}</a>' for each in files)
+        (pages / "simple" / name / "index.html").write_text(f"<html><body>{links}</body></html>")
+    (pages / "files").symlink_to(folder)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(pages))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/simple"
+        found = specs(folder, f"version: '1.0', index_url: '{url}'")
+        one = found.servers["served"]
+        engine = one.engine.model_copy(update={"wheels": ()})
+        box.specs = dataclasses.replace(found, servers={"served": one.model_copy(update={"engine": engine})})
+        assert box.ground.run(box.step()) == 0, box.ground.said
+        server.shutdown()
+    assert isinstance(box.check(), InSync)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_prerelease_is_taken_where_the_spec_pins_it(box: Box, folder: Path) -> None:
