@@ -33,7 +33,9 @@ class Machine(Ground):
         for name in COUNTED:
             does = f'exec {shutil.which(name)} "$@"' if name != "systemctl" else "echo loaded"
             (bin_ / name).write_text(
-                f'#!/bin/sh\nread -r n <"{self.root}/count"; n=$((n + 1)); echo "$n" >"{self.root}/count"\n'
+                # those of a pipe run at once: each has a number of its own
+                f'#!/bin/sh\nexec 9>"{self.root}/lock"; flock 9\n'
+                f'read -r n <"{self.root}/count"; n=$((n + 1)); echo "$n" >"{self.root}/count"; exec 9>&-\n'
                 f'if [ "$n" = {at} ]; then kill -9 0; fi\n{does}\n'
             )
             (bin_ / name).chmod(0o755)
