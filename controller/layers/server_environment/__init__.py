@@ -12,7 +12,7 @@ import re
 
 from controller.core.package import text
 from controller.core.view import View
-from controller.core.words import Block, Disruption, Drift, Effect, InSync, Layer, Skipped, Step, Verdict
+from controller.core.words import Block, Disruption, Drift, Effect, InSync, Layer, NotKnown, Skipped, Step, Verdict
 from controller.engines import registry
 from controller.facts.units import UnitFacts
 from controller.facts.words import FleetFacts
@@ -219,7 +219,10 @@ def _old(view: View, server: ModelServer, place: Place, seen: Seen[EnvironmentsH
     """
     if seen.value is None or not seen.certain or Permission.DELETE_ENVIRONMENT not in server.policy.allow:
         return None
-    kept = _kept(view, place)
+    try:
+        kept = _kept(view, place)
+    except (NotKnown, registry.NoEngine):
+        return None  # what others need is not known: nothing is removed, and nothing else is held up by that
     building = view.fact(place.host, "world", UnitFacts).jobs
     at_work = {job.name for job in building if job.running}
     for each in seen.value.environments:
@@ -234,7 +237,7 @@ def _old(view: View, server: ModelServer, place: Place, seen: Seen[EnvironmentsH
 
 
 def _kept(view: View, place: Place) -> set[str]:
-    """The environments in a place that must stay. Raises NotKnown when that is not known of every server there."""
+    """The environments in a place that must stay. Raises NotKnown, NoEngine: it is not known of every server there."""
     kept = {
         environments.wanted(view, other).digest
         for other in view.specs.servers.values()
