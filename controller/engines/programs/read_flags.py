@@ -227,6 +227,8 @@ def added(function: ast.AST, values: Values) -> Flags:
         if not action and isinstance(given.get("action"), ast.Call):
             action = name_of(given["action"].func)  # type: ignore[attr-defined]
         found.append(flag(options, taken(action, text_of(given.get("nargs"))), values.texts(given.get("choices"))))
+        if action == "BooleanOptionalAction":
+            found += [flag(["--no-" + option[2:]], "nothing", []) for option in options if option.startswith("--")]
     return found
 
 
