@@ -141,8 +141,11 @@ class Loop:
         self._at_work: dict[str, _Doing] = {}
         self._jobs: dict[str, _Doing] = {}
         self._earlier: list[Event] = []
-        self._lost: dict[str, tuple[str, float]] = {}
-        self._rebooting: dict[str, float] = {}
+        self._lost: dict[
+            str, tuple[str, float, float]
+        ] = {}  # the step, when its end was lost, and until when it counts
+        self._rebooting: dict[str, float] = {}  # until when it may settle
+        self._told_to_reboot: dict[str, float] = {}  # when: what was seen before tells nothing of it
         self._backoffs: dict[Key, Backoff] = {}
         self._past: deque[_Past] = deque()
         self._resumed: dict[Ref, float] = {}
@@ -239,9 +242,11 @@ class Loop:
             return
         doing.said, doing.over = said, moment.now
         if isinstance(said, Lost):
-            self._lost[doing.step.hosts[0]] = (step, moment.now + STARTING + doing.step.timeout)
+            until = moment.now + STARTING + doing.step.timeout
+            self._lost[doing.step.hosts[0]] = (step, moment.now, until)
         if isinstance(said, Done) and said.rc == 0 and doing.step.action == "reboot-host":
             self._rebooting[doing.step.hosts[0]] = math.inf
+            self._told_to_reboot[doing.step.hosts[0]] = moment.now
         for host in doing.step.hosts:
             self._look_again(host, moment)
 
@@ -680,10 +685,13 @@ class Loop:
             units = observe.units(self._facts[name]) if name in self._facts else None
             if name not in self._specs.hosts:
                 del self._rebooting[name]
+            elif not self._seen_since(name, self._told_to_reboot.get(name, -math.inf)):
+                continue
             elif units is not None and not units.rebooting:
                 self._rebooting[name] = until = min(self._rebooting[name], moment.now + SETTLING)
                 if moment.now >= until or self._is_back(name):
                     del self._rebooting[name]
+                    self._told_to_reboot.pop(name, None)
         return {name: f"{name} reboots" for name in self._rebooting}
 
     def _is_back(self, name: str) -> bool:
@@ -694,12 +702,17 @@ class Loop:
 
     def _in_doubt(self, moment: Moment) -> dict[str, str]:
         """Hosts on which a step may still be at work: its end was not seen, and they do not answer."""
-        for host, (_, until) in list(self._lost.items()):
-            if moment.now >= until or (host in self._facts and observe.units(self._facts[host]) is not None):
+        for host, (_, since, until) in list(self._lost.items()):
+            answers = host in self._facts and observe.units(self._facts[host]) is not None
+            if moment.now >= until or (answers and self._seen_since(host, since)):
                 del self._lost[host]
         return {
-            host: f"{step} may still run on {host}, which does not answer" for host, (step, _) in self._lost.items()
+            host: f"{step} may still run on {host}, which does not answer" for host, (step, *_) in self._lost.items()
         }
+
+    def _seen_since(self, host: str, moment: float) -> bool:
+        """Whether what is known of a host is from a look that was begun at that moment or later."""
+        return host in self._eyes and self._eyes[host].seen >= moment
 
 
 def _pause(tries: int) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
 
 from controller.core.permissions import Approval
 from controller.core.suspension import Suspension
+from controller.core.words import Gate
 from controller.layers.shared.truth import Fleet
 from controller.run.loop import BACKOFF, PERIOD
 from controller.run.memory import Event, Kind
@@ -15,8 +17,11 @@ from controller.run.picture import WaitingFor
 from controller.spec.policy import Permission
 from controller.spec.ref import Ref
 from controller.world.sim.faults import Fault, Moment, Name
+from tests.run.test_reboot import layers as wants_reboot
+from tests.sim import loops
 from tests.sim.controllers import SPECS
 from tests.sim.fleets import demo
+from tests.sim.fleets import fleet as fleet_of
 from tests.sim.loops import Player
 
 CT = Ref("Container", "ct129")
@@ -275,3 +280,63 @@ def test_two_controllers_one_acts_and_the_other_says_why_it_does_not(fleet, tmp_
     done = [e for player in (one, two) for e in player.memory.events(kind=Kind.STEP_ENDED) if e.result == "worked"]
     assert sorted(e.action for e in done) == ["edit-config", "restart"]
     assert two.condition("Container/ct129") == "True"
+
+
+TWO = """\
+hosts:
+  one: {cluster: one, address: 192.0.2.4, lxc: {101: {running: false, config: "arch: amd64\\n"}}}
+  two: {cluster: two, address: 192.0.2.5, lxc: {102: {running: false, config: "arch: amd64\\n"}}}
+"""
+APART = b"""\
+kind: Fleet
+limits: {never_together: [[one, two]]}
+---
+{kind: Host, name: one, address: 192.0.2.4, platform: proxmox, policy: {mode: enforce}}
+---
+{kind: Host, name: two, address: 192.0.2.5, platform: proxmox, policy: {mode: enforce}}
+---
+{kind: Container, name: c1, id: 101, host: one, state: running, policy: {mode: enforce, allow: [restart-container]}}
+---
+{kind: Container, name: c2, id: 102, host: two, state: running, policy: {mode: enforce, allow: [restart-container]}}
+"""
+
+
+def test_what_was_seen_before_a_step_was_lost_does_not_say_that_it_is_over(tmp_path, monkeypatch):
+    fleet = fleet_of(TWO)
+    player = Player(fleet, tmp_path / "state", {"s.yaml": APART})
+    player.world.inject(Fault(Name.CONNECTION_LOST, "one", action="start"))
+    perform, beside = player.world.perform, []
+
+    def watched(order):
+        units = [fleet.hosts[name].step for name in {"one", "two"} - set(order.step.hosts)]
+        beside.extend(unit.work.step for unit in units if unit is not None and unit.runs)
+        return perform(order)
+
+    monkeypatch.setattr(player.world, "perform", watched)
+    assert player.play(120, lambda: all(player.condition(f"Container/{c}") == "True" for c in ("c1", "c2")))
+    assert ("start", "lost") in events(player)
+    assert beside == [], "one and two are never worked on together"
+
+
+def test_what_was_seen_before_a_reboot_does_not_say_that_it_is_over(tmp_path, monkeypatch):
+    fleet = fleet_of(TWO.replace("running: false", "running: true"))
+    *order, wants = wants_reboot(fleet.hosts["one"].boot_id, name="one")
+    monkeypatch.setattr(loops, "ORDER", (*order, dataclasses.replace(wants, gates=Gate.NOTHING)))
+    running = b"".join(APART.partition(b"---")[2:]).replace(b"restart-container", b"restart-container, reboot-host")
+    running = running.replace(b"mode: enforce}", b"mode: enforce, allow: [reboot-host]}")
+    player = Player(fleet, tmp_path / "state", {"s.yaml": running})
+    perform, during = player.world.perform, []
+
+    def watched(order):
+        said = perform(order)
+        if order.step.action == "reboot-host":
+            player.world.inject(Fault(Name.GARBAGE, "one"))
+            player.save({"s.yaml": running.replace(b"host: two, state: running", b"host: two, state: stopped")})
+        elif fleet.hosts["one"].goes_down is not None or fleet.hosts["one"].powers_on is not None:
+            during.append(order.step.action)
+        return said
+
+    monkeypatch.setattr(player.world, "perform", watched)
+    assert player.play(900, lambda: "stop" in player.performed or "shutdown" in player.performed)
+    assert "reboot-host" in player.performed
+    assert during == [], "a host that reboots is at work: one disruption at a time"
