@@ -148,6 +148,7 @@ class Daemon:
         self._hosts: object = None
         self._told = 0  # the number of the last event that was logged
         self._trouble = ""
+        self._unread = False  # whether others have written what the loop has not read yet
         self._errors: set[str] = set()
 
     def stop(self) -> None:
@@ -184,12 +185,15 @@ class Daemon:
         read_at = time.monotonic()
         while True:
             moment = self._moment()
+            self._tell(news, moment)  # first: what has happened must not be lost because the memory cannot be used
             changed = bool(news)
+            if any(isinstance(one, _Files) for one in news):
+                read_at = moment.now
             try:
-                if moment.now >= read_at or any(isinstance(one, _Files) for one in news):
+                if moment.now >= read_at:
                     self._take_specs(moment)
                     read_at = moment.now + (SETTLED if self._files.unsettled else RESCAN)
-                changed = self._tell(news, moment) or changed
+                changed = self._hear_of_decisions(moment) or changed
                 for task in self._loop.tasks(moment):
                     self._hand_out(task)
                 unpinned = unpinned or changed
@@ -208,7 +212,8 @@ class Daemon:
                         _log.info("asked to stop: waits until what is at work has ended, %.0f s at most", LEAVING)
                 if self._loop.idle or self._hurry.is_set() or moment.now >= leave_at:
                     return
-            news = self._wait(min(TURN, self._loop.due(moment), max(0.0, read_at - moment.now)))
+            soon = min(TURN, self._loop.due(moment), max(0.0, read_at - moment.now))
+            news = self._wait(TURN if self._trouble else soon)  # what is due cannot be done without the memory
 
     def _wait(self, seconds: float) -> list[_News]:
         """What has happened; as soon as something has, or after so long."""
@@ -219,8 +224,8 @@ class Daemon:
                 news.append(self._news.get_nowait())
         return news
 
-    def _tell(self, news: Sequence[_News], moment: Moment) -> bool:
-        """Tell the loop what has happened; whether there was something that other processes did."""
+    def _tell(self, news: Sequence[_News], moment: Moment) -> None:
+        """Tell the loop what has happened."""
         for one in news:
             match one:
                 case Observation():
@@ -229,10 +234,15 @@ class Daemon:
                     self._loop.performed(step, said, moment)
                 case _Models(told):
                     self._loop.described(told)
-        if self._memory.changed():
-            self._loop.reconsider(moment)
-            return True
-        return False
+
+    def _hear_of_decisions(self, moment: Moment) -> bool:
+        """Have the loop read what other processes have written; whether there was something. Raises NoState."""
+        self._unread = self._memory.changed() or self._unread
+        if not self._unread:
+            return False
+        self._loop.reconsider(moment)
+        self._unread = False  # only now: something may be suspended
+        return True
 
     def _hand_out(self, task: Look | Order) -> None:
         if isinstance(task, Look):

@@ -141,9 +141,7 @@ class Loop:
         self._at_work: dict[str, _Doing] = {}
         self._jobs: dict[str, _Doing] = {}
         self._earlier: list[Event] = []
-        self._lost: dict[
-            str, tuple[str, float, float]
-        ] = {}  # the step, when its end was lost, and until when it counts
+        self._lost: dict[str, tuple[str, float, float]] = {}  # step, since, until
         self._rebooting: dict[str, float] = {}  # until when it may settle
         self._told_to_reboot: dict[str, float] = {}  # when: what was seen before tells nothing of it
         self._backoffs: dict[Key, Backoff] = {}
