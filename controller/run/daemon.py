@@ -79,6 +79,7 @@ class SpecFiles:
         self._secrets: dict[str, str | Unreadable] = {}
         self._missing_since: float | None = None
         self._clusters: dict[str, str] = {}
+        self._file = memory.file  # where it is remembered what was good
         self.commit = commit_of(where)
 
     def read(self, now: float, clusters: dict[str, str]) -> tuple[Reading, SpecError | None] | None:
@@ -88,10 +89,11 @@ class SpecFiles:
         while, before the files without it are believed.
         """
         texts, problem = self._on_disk()
-        before = (self._shown, self._problem, self._clusters, self._secrets)
+        before = (self._shown, self._problem, self._clusters, self._secrets, self._file)
+        file = self._memory.file
         shown = {path: text if isinstance(text, bytes) else str(text) for path, text in texts.items()}
         known = secrets.read(self._known.fleet.secrets) if self._known is not None else {}
-        if self._missing_since is None and (shown, problem, clusters, known) == before:
+        if self._missing_since is None and (shown, problem, clusters, known, file) == before:
             return None
         reading = read(texts, last_good=self._memory.last_good(), clusters=clusters, check_server=checking.problems)
         found = secrets.read(reading.specs.fleet.secrets)
@@ -102,7 +104,7 @@ class SpecFiles:
                 return None
         reading = dataclasses.replace(reading, specs=dataclasses.replace(reading.specs, secrets=found))
         self._missing_since, self._shown, self._problem, self._clusters = None, shown, problem, dict(clusters)
-        self._known, self._secrets = reading.specs, found
+        self._known, self._secrets, self._file = reading.specs, found, file
         self.commit = commit_of(self._where)
         if problem:
             place = Place(str(self._where), 1)
@@ -147,6 +149,7 @@ class Daemon:
         self._other_specs = threading.Event()
         self._hosts: object = None
         self._told = 0  # the number of the last event that was logged
+        self._file = memory.file  # and in which file of the memory
         self._trouble = ""
         self._unread = False  # whether others have written what the loop has not read yet
         self._errors: set[str] = set()
@@ -276,6 +279,8 @@ class Daemon:
 
     def _log_events(self) -> bool:
         """Log what was remembered since the last time, by whomever; whether there was something."""
+        if self._memory.file != self._file:
+            self._file, self._told = self._memory.file, 0  # another file counts from one
         events = self._memory.events(after=self._told)
         for event in events:
             _log.log(_level(event), "%s", event.message, extra={"about": _shown(event)})

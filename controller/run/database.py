@@ -38,6 +38,8 @@ class Database:
         self._lock = threading.RLock()
         self._together = False
         self._inode = 0
+        self.file = 0
+        """How many files it has used: another one was begun, or put there, when this is another number."""
         self._version: tuple[int, int] = (0, 0)
         self.notes: tuple[str, ...] = ()
         """Which earlier file was kept aside, and why."""
@@ -185,6 +187,7 @@ class Database:
             if fault != "ok":
                 raise _Damaged(fault)
             self._migrate(connection)
+            self.file += 1
         except BaseException:
             connection.close()
             raise

@@ -55,6 +55,7 @@ SOON = 3.0  # seconds until a step is tried again that was refused because the f
 HELD = 15.0  # seconds until a step is tried again on a host that another controller holds
 PERIOD_OF_BREAKER = 3600.0  # seconds in which
 TRIES_OF_BREAKER = 3  # steps that disrupt and do not help are enough
+AGAIN = 10.0  # seconds until it is tried again to keep what could not be kept
 FORGOTTEN = 7 * 86400.0  # seconds after which it is not asked any more how a step ended
 
 
@@ -119,6 +120,7 @@ class Loop:
         self._parsers = observe.parsers(layers)
         self._records = records
         self._memory = records.memory
+        self._file = self._memory.file
         self._board = board
         self._chance = chance
         self._reading: Reading | None = None
@@ -134,6 +136,7 @@ class Loop:
         self._eyes: dict[str, _Eye] = {}
         self._upcoming = Next((), (), (), (), ())
         self._changed = True  # since the last judgement
+        self._keep_at = math.inf  # when what could not be kept is to be kept
         self._conditions: dict[Ref, tuple[Condition, ...]] = {}
         self._ready: frozenset[Ref] = frozenset()
         self._kept: dict[Ref, tuple[Kept, ...]] = {}
@@ -177,6 +180,9 @@ class Loop:
         """Read again what people have decided: approvals and suspensions. Raises NoState."""
         self._approvals = tuple(self._memory.approvals(moment.unix))
         self._suspensions = self._memory.suspensions(moment.unix)
+        if self._memory.file != self._file:
+            self._conditions = {}  # another file: all is kept anew
+            self._file = self._memory.file
         for ref in self._newly_resumed(moment):
             self._forgive(ref)
         self._changed = True
@@ -186,7 +192,7 @@ class Loop:
         resumed = set()
         for event in self._memory.events(kind=Kind.SUSPENSION, since=moment.unix - PERIOD_OF_BREAKER):
             ref = event.object
-            if ref is not None and event.action == "resume" and event.at > self._resumed.get(ref, -math.inf):
+            if ref is not None and event.action == "resume" and event.at > self._since(ref, moment):
                 self._resumed[ref] = event.at
                 resumed.add(ref)
         return resumed
@@ -293,6 +299,7 @@ class Loop:
         ]
         untils = [a.until for a in self._approvals] + [s.until for s in self._suspensions.values()]
         times += [moment.now + max(0.0, until - moment.unix) for until in untils if until is not None]
+        times.append(self._keep_at)
         if any(p.waiting_for is WaitingFor.WINDOW for p in self._pending.values()):
             times.append(moment.now + 5.0)
         return max(0.0, min(times, default=moment.now + 60.0) - moment.now)
@@ -404,14 +411,17 @@ class Loop:
             self._approvals, self._suspensions, self._changed = approvals, suspensions, True
 
     def _judge_if_changed(self, moment: Moment) -> None:
-        if not self._changed or self._reading is None or self._awakes(moment):
+        again = moment.now >= self._keep_at
+        if not (self._changed or again) or self._reading is None or self._awakes(moment):
             return
+        self._keep_at = moment.now + AGAIN  # unless it is kept now
         self._changed = False
         self._upcoming = next_steps(self._layers, View(self._specs, self._facts))
         for doing in list(self._jobs.values()):
             self._settle_job(doing, moment)
         self._settle_earlier(moment)
         self._keep(moment)
+        self._keep_at = moment.now + AGAIN if self._memory.trouble else math.inf
         self._changed = False
 
     def _awakes(self, moment: Moment) -> bool:
@@ -446,7 +456,7 @@ class Loop:
         conditions = of_all(refs, self._upcoming, lacking, failed, stopped, self._suspensions)
         new = {ref: each for ref, each in conditions.items() if each != self._conditions.get(ref)}
         self._records.seen(self._upcoming, new, moment.unix)
-        self._conditions = conditions
+        self._conditions = conditions if not self._memory.trouble else {}
         self._ready = frozenset(ref for ref, each in conditions.items() if _is_ready(each))
         for ref in self._ready & new.keys():
             self._forgive(ref)
@@ -639,7 +649,7 @@ class Loop:
 
     def _times(self, step: str, ref: Ref, moment: Moment) -> int:
         """How often the very same step was done lately: what is needed again and again does not help."""
-        since = max(moment.unix - PERIOD_OF_BREAKER, self._resumed.get(ref, -math.inf))
+        since = max(moment.unix - PERIOD_OF_BREAKER, self._since(ref, moment))
         return sum(1 for past in self._past if past.id == step and past.unix >= since)
 
     def _back_off(self, key: Key, seconds: float | None, message: str, moment: Moment) -> None:
@@ -661,7 +671,7 @@ class Loop:
             return ""
         while self._past and self._past[0].unix < moment.unix - PERIOD_OF_BREAKER:
             self._past.popleft()
-        since = self._resumed.get(step.object, -math.inf)
+        since = self._since(step.object, moment)
         alike = [p for p in self._past if (p.object, p.layer, p.action) == (step.object, step.layer, step.action)]
         useless = [p for p in alike if p.unix >= since and (not p.worked or p.id == step.id)]
         if len(useless) < TRIES_OF_BREAKER:
@@ -676,6 +686,11 @@ class Loop:
             what = (step.layer, step.action, step.id)
             self._memory.event(Event(trip, moment.unix, Kind.BREAKER, step.object, *what, message=message))
         return message
+
+    def _since(self, ref: Ref, moment: Moment) -> float:
+        """Since when it counts what was tried for an object: a time to come is of a clock that was put right since."""
+        at = self._resumed.get(ref, -math.inf)
+        return at if at <= moment.unix else -math.inf
 
     def _reboots(self, moment: Moment) -> dict[str, str]:
         """Hosts that reboot, until they answer again and what they need first (their cluster) has come back as well."""

@@ -137,3 +137,19 @@ def test_what_happens_while_the_memory_cannot_be_read_is_not_lost_and_no_work_is
     assert time.monotonic() - began > 2.0, "once a second, and when something is told"
     unusable.clear()
     wait_for(running.is_ready)
+
+
+def test_a_memory_that_is_deleted_is_filled_again_and_what_happens_next_is_logged(running, caplog):
+    caplog.set_level("INFO")
+    wait_for(running.is_ready)
+    numbers = len(running.memory.events())
+    assert numbers > 5
+    for file in running.state.glob("memory.db*"):
+        file.unlink()
+    wait_for(lambda: CT in running.memory.conditions())
+    wait_for(running.is_ready)
+    caplog.clear()
+    running.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+    wait_for(lambda: any(e.action == "start" and e.result == "worked" for e in running.memory.events()))
+    wait_for(lambda: any(getattr(r, "about", {}).get("action") == "start" for r in caplog.records))
+    wait_for(lambda: len(running.memory.last_good()) == 2)

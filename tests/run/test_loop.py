@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from datetime import timedelta
 
 import pytest
 
@@ -14,6 +15,8 @@ from controller.layers.shared.truth import Fleet
 from controller.run.loop import BACKOFF, PERIOD
 from controller.run.memory import Event, Kind
 from controller.run.picture import WaitingFor
+from controller.run.state import NoState
+from controller.spec.load import read
 from controller.spec.policy import Permission
 from controller.spec.ref import Ref
 from controller.world.sim.faults import Fault, Moment, Name
@@ -340,3 +343,35 @@ def test_what_was_seen_before_a_reboot_does_not_say_that_it_is_over(tmp_path, mo
     assert player.play(900, lambda: "stop" in player.performed or "shutdown" in player.performed)
     assert "reboot-host" in player.performed
     assert during == [], "a host that reboots is at work: one disruption at a time"
+
+
+def test_a_clock_that_was_ahead_for_a_while_does_not_keep_the_breaker_from_opening(player):
+    player.play(60, ready(player))
+    ahead = dataclasses.replace(player.moment, date=player.moment.date + timedelta(days=30))
+    text = player.texts["ct129.yaml"].decode().replace("restart-container,", "restart-container, prune,")
+    texts = {**player.texts, "ct129.yaml": text.encode()}
+    player.loop.take_specs(read(texts), ahead)
+    cannot_start(player)
+    play_failing(player, 3000)
+    assert len(player.memory.events(kind=Kind.BREAKER)) == 1
+    assert events(player).count(("start", "failed")) == 3
+
+
+def test_conditions_that_could_not_be_kept_are_kept_when_it_can_be(player, monkeypatch):
+    player.play(60, ready(player))
+    player.memory.suspend(Suspension(CT, None, "I am at it", "me", player.moment.unix))
+    player.loop.reconsider(player.moment)
+    player.play(60)
+    keep, full = player.memory._db.write, True
+
+    def write(what):
+        if full:
+            raise NoState(player.state, OSError(28, "No space left on device"))
+        return keep(what)
+
+    monkeypatch.setattr(player.memory._db, "write", write)
+    player.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+    player.play(60)
+    assert player.condition("Container/ct129") == "True", "what was remembered last"
+    full = False
+    assert player.play(60, lambda: player.condition("Container/ct129") == "False")
