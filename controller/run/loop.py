@@ -179,10 +179,15 @@ class Loop:
     def reconsider(self, moment: Moment) -> None:
         """Read again what people have decided: approvals and suspensions. Raises NoState."""
         self._approvals = tuple(self._memory.approvals(moment.unix))
-        self._suspensions = self._memory.suspensions(moment.unix)
-        if self._memory.file != self._file:
-            self._conditions = {}  # another file: all is kept anew
-            self._file = self._memory.file
+        suspensions = self._memory.suspensions(moment.unix)
+        if (file := self._memory.file) != self._file:  # all that is known is kept anew
+            for ref, suspension in self._suspensions.items():
+                if ref not in suspensions and (suspension.until is None or suspension.until > moment.unix):
+                    self._memory.suspend(suspension)  # nobody has resumed it because a file was lost
+            suspensions = self._memory.suspensions(moment.unix)
+            self._conditions = {}
+            self._file = file
+        self._suspensions = suspensions
         for ref in self._newly_resumed(moment):
             self._forgive(ref)
         self._changed = True
@@ -622,9 +627,9 @@ class Loop:
     def _settle(self, doing: _Doing, ended: Ended, moment: Moment) -> None:
         step = doing.step
         self._records.ended(ended, doing.grants, moment.unix)
-        self._approvals = tuple(self._memory.approvals(moment.unix))
         what = (step.object, step.layer, step.action)
         self._count(step.id, what, doing.cause, ended.result, ended.message, moment.unix - doing.began, moment)
+        self._approvals = tuple(self._memory.approvals(moment.unix))  # last: it raises NoState
 
     def _count(
         self, step: str, what: Key, cause: str, result: Result, message: str, seconds: float, moment: Moment

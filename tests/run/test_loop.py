@@ -375,3 +375,19 @@ def test_conditions_that_could_not_be_kept_are_kept_when_it_can_be(player, monke
     assert player.condition("Container/ct129") == "True", "what was remembered last"
     full = False
     assert player.play(60, lambda: player.condition("Container/ct129") == "False")
+
+
+def test_a_memory_that_is_lost_while_the_loop_runs_does_not_resume_what_is_suspended(player):
+    player.play(60, ready(player))
+    player.memory.suspend(Suspension(CT, None, "I am at it", "me", player.moment.unix))
+    player.loop.reconsider(player.moment)
+    for file in player.state.glob("memory.db*"):
+        file.unlink()
+    player.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+    player.play(300)
+    assert events(player) == [], "of the new file"
+    assert player.condition("Container/ct129") == "False"
+    assert player.condition("Container/ct129", "Suspended") == "True"
+    player.memory.resume(CT)
+    player.loop.reconsider(player.moment)
+    assert player.play(60, ready(player))
