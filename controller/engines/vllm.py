@@ -252,7 +252,7 @@ class _Sum:
             notes=("by the usual activations it would not start: within what the sum may be wrong",)
             if outcome is Outcome.DOUBTFUL
             else (),
-            kv_how=self.shape.kv_how(self.split, self._element()),
+            kv_how=self._how(),
             state_how=self.shape.linear.how(self.split) if self.shape.linear else "",
         )
 
@@ -287,6 +287,12 @@ class _Sum:
                 return 1
         tokens = self.given.number("spec-tokens", "speculative-config.num_speculative_tokens")
         return int(tokens) if tokens else int(self.draft is not None)
+
+    def _how(self) -> str:
+        how = self.shape.kv_how(self.split, self._element())
+        if self.draft is not None:
+            return f"{how} + {self.draft.shape.kv_how(self.split, self._element())} of the draft model"
+        return how + (f" + {self.shape.drafting} that drafts" if self.speculative and self.shape.drafting else "")
 
     def _element(self) -> int:
         kind = self.given.text("kv-cache-dtype") or "auto"

@@ -419,15 +419,13 @@ class Loop:
         again = moment.now >= self._keep_at
         if not (self._changed or again) or self._reading is None or self._awakes(moment):
             return
-        self._keep_at = moment.now + AGAIN  # unless it is kept now
-        self._changed = False
         self._upcoming = next_steps(self._layers, View(self._specs, self._facts))
         for doing in list(self._jobs.values()):
             self._settle_job(doing, moment)
         self._settle_earlier(moment)
         self._keep(moment)
         self._keep_at = moment.now + AGAIN if self._memory.trouble else math.inf
-        self._changed = False
+        self._changed = False  # last: what could not be kept is judged again
 
     def _awakes(self, moment: Moment) -> bool:
         """Whether it is too early to judge: what was remembered is not to be called unknown before hosts were asked."""

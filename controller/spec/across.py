@@ -210,6 +210,15 @@ class _Together:
     def servers(self) -> Iterator[SpecError]:
         ports: dict[tuple[Ref, int], ModelServer] = {}
         for server in self._specs.servers.values():
+            if server.name == "gpus" or server.name.endswith("-watch"):
+                yield self._conflict(
+                    server.ref,
+                    ("name",),
+                    f"cannot call a server {server.name}: a unit of ours has the name that its unit would have",
+                    [],
+                    (),
+                    todo="choose another name",
+                )
             yield from self._place_exists(server)
             yield from self._gpus_are_assigned(server)
             yield from self._secrets_exist(server)

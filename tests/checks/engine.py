@@ -21,6 +21,7 @@ PROSE = (
     "they see. In fog a horn sounds as well. Most of them work without people today."
 )
 NAME = "m"
+HTTP = {"live": "/health", "models": "/v1/models", "metrics": "/metrics"}
 
 
 def answers() -> dict[str, str]:
@@ -212,7 +213,7 @@ def place(folder: Path, port: int, engine: Engine, **more: Any) -> Played:
     }  # fmt: skip
     settings = {
         "schema": 1, "host": "127.0.0.1", "port": port, "model": NAME, "key": bool(engine.key),
-        "unit": "reconcile-qwen.service", "lists_model": True, "http": {"models": "/v1/models", "metrics": "/metrics"},
+        "unit": "reconcile-qwen.service", "lists_model": True, "http": HTTP,
         "metrics": names, "canaries": {**asked, **more},
     }  # fmt: skip
     files.write(folder / "checks.json", settings)

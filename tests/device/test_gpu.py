@@ -53,7 +53,7 @@ def how(name: str, gpu: dict[str, str], **flags: Any) -> How:
     if name == "transformers":
         return How(DEVICE / "fits", "5.6.0", {"dtype": "bfloat16", **flags}, gpus=(gpu["uuid"],))
     own = {"attention-backend": "triton", "sampling-backend": "pytorch", "mem-fraction-static": 0.2}
-    return How(DEVICE / "fits", SGLANG, {**own, **flags}, gpus=(gpu["uuid"],))
+    return How(DEVICE / "fits", SGLANG, {**own, **flags}, gpus=(gpu["uuid"],), cuda_home="/usr/local/cuda")
 
 
 @pytest.fixture(scope="session")

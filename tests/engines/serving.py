@@ -70,6 +70,7 @@ class How:
     flags: Mapping[str, Any]
     env: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    cuda_home: str = ""
 
 
 def on_cpu(name: str) -> How:
@@ -78,9 +79,15 @@ def on_cpu(name: str) -> How:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port below 55,536: SGLang takes another, 10,000 above it (run with 0.5.11)."""
+    for port in range(20000 + os.getpid() % 10000, 40000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no port is free")
 
 
 def spec(name: str, port: int, how: How, **checks: Any) -> ModelServer:
@@ -137,7 +144,7 @@ def serving(name: str, model: Path, folder: Path, how: How | None = None, **chec
     how = how or on_cpu(name)
     server = spec(name, free_port(), how, **checks)
     kind = engine(name)
-    place = EnginePlace(str(how.environment), str(model), "", str(folder / "config.yaml"), how.gpus)
+    place = EnginePlace(str(how.environment), str(model), "", str(folder / "config.yaml"), how.gpus, how.cuda_home)
     command = kind.command(server, place, None)
     arguments = Arguments(
         command.argv,

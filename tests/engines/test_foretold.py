@@ -15,7 +15,7 @@ from controller.engines import shipped
 from controller.engines.flags import read_list
 from controller.engines.registry import engine
 from controller.engines.shape import shape_of
-from tests.engines.serving import ENGINES, serving, spec, until_ready
+from tests.engines.serving import ENGINES, on_cpu, serving, spec, until_ready
 
 
 def metrics(port: int) -> str:
@@ -69,5 +69,5 @@ def test_the_options_of_an_installed_engine_are_read_and_are_those_that_are_ship
     listed = read_list(json.loads(done.stdout))
     known = shipped.flags(engine_name, listed.version)
     assert known is None or known.flags == listed.flags
-    use = spec(engine_name, 1)
+    use = spec(engine_name, 1, on_cpu(engine_name))
     assert engine(engine_name).resolve(use, listed, 0).faults == ()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 # The checks need no more than the standard library; the rest of the controller is not in an engine's environment.
@@ -26,7 +26,9 @@ from checks import canaries
 
 NEEDLE_TOKENS = 240
 """The length of the long text that it has learnt, as the settings name it."""
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+"""Tokens of their own, yet no special ones: an engine that leaves out those leaves these in, for its parsers."""
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n"
     "{% for tool in tools %}{{ tool.function.name }}{% endfor %}<|im_end|>\n{% endif %}"
@@ -72,6 +74,7 @@ def tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     raw.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=640, special_tokens=SPECIALS, initial_alphabet=alphabet)
     )
+    raw.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     made = PreTrainedTokenizerFast(
         tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
     )

@@ -78,10 +78,12 @@ class Sent:
 class Hub:
     """The server. ``sent`` has one entry for each answer, also for those that were cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.address = address
         self.repos: dict[str, Repo] = {}
         self.faults: list[Fault] = []
         self.sent: list[Sent] = []
+        self.sending = 0  # answers with content that are at work
         self.tokens_shown_to_cdn = 0
         self.pace = 0.0  # seconds for a piece, of every answer
         self.lock = threading.Lock()
@@ -90,7 +92,7 @@ class Hub:
         class Handler(_Handler):
             hub = self
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((address, 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
@@ -100,7 +102,7 @@ class Hub:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def begin(self) -> None:
         self._thread.start()
@@ -139,9 +141,9 @@ class Hub:
 
 
 @contextmanager
-def running() -> Iterator[Hub]:
-    """A Hub that answers until the block ends."""
-    hub = Hub()
+def running(address: str = "127.0.0.1") -> Iterator[Hub]:
+    """A Hub that answers at an address of this machine until the block ends."""
+    hub = Hub(address)
     hub.begin()
     try:
         yield hub
@@ -246,7 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repo.is_lfs(path):
             sha256 = hashlib.sha256(data).hexdigest()
             # Another host, by name: what is signed there for a while needs no token, and refuses one.
-            location = f"http://localhost:{self.hub.port}/cdn/{name}/{path}?X-Amz-Signature=1"
+            host = "localhost" if self.hub.address == "127.0.0.1" else self.hub.address
+            location = f"http://{host}:{self.hub.port}/cdn/{name}/{path}?X-Amz-Signature=1"
             headers |= {"X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(data)), "ETag": f'"{sha256}"'}
             self._error(302, headers={**headers, "Location": location})
         else:
@@ -282,6 +285,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         sent = 0
+        with self.hub.lock:
+            self.hub.sending += 1
         try:
             for piece in self._pieces(data[begin:], fault):
                 self.wfile.write(piece)
@@ -290,6 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             with self.hub.lock:
+                self.hub.sending -= 1
                 self.hub.sent.append(Sent(path, begin, sent, self.agent))
 
     def _pieces(self, data: bytes, fault: Fault | None) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from controller.core import probe
 from controller.core.words import Script, Step
 from controller.facts.words import Section
 
-OURS = ("/opt/reconcile", "/etc/systemd/system")
+OURS = ("/opt/reconcile", "/etc/systemd/system", "/run/reconcile/offers")
 
 
 @dataclass
@@ -37,7 +37,8 @@ class Ground:
 
     def ask(self, fragment: str) -> Section:
         """What a layer's fragment answers of this place."""
-        text = f"root=\n{probe.script({'section': self.here(fragment)})}\nrun_dir={self.root}/run\n{probe.look('N', 0, ())}"
+        text = f"root=\n{probe.script({'section': self.here(fragment)})}\nrun_dir={self.root}/run\n"
+        text += probe.look("N", 0, ())
         done = subprocess.run(["dash"], input=text.encode(), capture_output=True, timeout=60, check=False)
         return probe.read(done.stdout, "N")["section"]
 
@@ -46,7 +47,7 @@ class Ground:
         state, work = self.path("/var/lib/reconcile"), self.path("/var/lib/reconcile/jobs/job")
         work.mkdir(parents=True, exist_ok=True)
         given, laid = work / "stdin", work / "script"
-        given.write_bytes(step.stdin if stdin is None else stdin)
+        given.write_bytes(self.here((step.stdin if stdin is None else stdin).decode("latin-1")).encode("latin-1"))
         laid.write_text("set -eu\n" + self.text(step.script))
         with given.open("rb") as source, (work / "out").open("wb") as out:
             return subprocess.Popen(

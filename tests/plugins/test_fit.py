@@ -195,6 +195,7 @@ def test_a_draft_model_takes_memory_too() -> None:
     alone, both = fit("vllm", "0.33.0"), fit("vllm", "0.33.0", draft=draft)
     assert both.weights == alone.weights + 3 * GIB
     assert both.kv_token > alone.kv_token
+    assert "of the draft model" in both.kv_how
     found = fit(flags={**BUFFERED, "speculative-algorithm": "EAGLE3"}, draft=Model(draft.shape, 60 * GIB))
     assert "draft-does-not-fit" in codes(found)
 

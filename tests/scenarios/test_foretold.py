@@ -11,7 +11,7 @@ import pytest
 
 from controller.core.plan import plan
 from controller.layers.order import ORDER
-from controller.layers.shared import kernel_physics, pve_physics
+from controller.layers.shared import kernel_physics, pve_physics, server_physics
 from controller.layers.shared.truth import Fleet, Host
 from controller.run.ended import Result
 from controller.spec.load import load
@@ -24,7 +24,7 @@ from tests.sim.controllers import Controller
 @functools.cache
 def _told() -> Fleet:
     made = simfile.load(story.sim_file(), "story.sim.yaml")
-    Controller(made, wanted=specs()).once()
+    Controller(made, wanted=specs(served=True)).once(7200.0)
     return made
 
 
@@ -57,9 +57,9 @@ def stopped_by_a_person(fleet: Fleet, host: Host) -> None:
     ("happened", "actions"),
     [
         (modules_gone, ["install-driver"]),
-        (older_driver, ["install-driver", "load-driver", "start"]),
+        (older_driver, ["install-driver", "load-driver", "start", "check-output"]),
         (other_libraries, ["install-driver", "install-userland"]),
-        (stopped_by_a_person, ["start"]),
+        (stopped_by_a_person, ["start", "check-output"]),
     ],
 )
 def test_a_plan_is_what_is_done(happened: Callable[[Fleet, Host], None], actions: list[str]) -> None:
@@ -67,10 +67,10 @@ def test_a_plan_is_what_is_done(happened: Callable[[Fleet, Host], None], actions
     kpro5 = fleet.hosts["kpro5"]
     happened(fleet, kpro5)
     fleet.touch(kpro5)
-    controller = Controller(fleet, wanted=specs())
+    controller = Controller(fleet, wanted=specs(served=True))
     controller.look()
-    foretold = [planned.step for planned in plan(ORDER, specs(), controller.eyes.facts).steps]
-    report = controller.once()
+    foretold = [planned.step for planned in plan(ORDER, specs(served=True), controller.eyes.facts).steps]
+    report = controller.once(7200.0)
     assert [ended.step.action for ended in report.ended] == actions
     assert {ended.result for ended in report.ended} == {Result.WORKED}
     sure = [step.action for step in foretold if not step.provisional or step.action in actions]
@@ -83,12 +83,16 @@ def test_who_gets_which_card_is_provisional_while_a_config_of_no_spec_passes_som
     fleet = simfile.load(story.sim_file(), "story.sim.yaml")
     text = "arch: amd64\nhostname: other\nrootfs: ceph-rbd:vm-130-disk-0,size=8G\ndev0: /dev/nvidia1\n"
     assert pve_physics.write(fleet, fleet.hosts["kpro5"], "/etc/pve/nodes/kpro5/lxc/130.conf", text) == ""
-    controller = Controller(fleet, wanted=specs())
+    controller = Controller(fleet, wanted=specs(served=True))
     controller.look()
-    of_ct = [p.step for p in plan(ORDER, specs(), controller.eyes.facts).steps if p.step.object.kind == "Container"]
+    of_ct = [
+        p.step
+        for p in plan(ORDER, specs(served=True), controller.eyes.facts).steps
+        if p.step.object.kind == "Container"
+    ]
     assert [step.action for step in of_ct[:2]] == ["take-over-container", "edit-config"]
     assert all(step.provisional for step in of_ct)
-    report = controller.once()
+    report = controller.once(7200.0)
     assert {ended.step.object.kind for ended in report.ended} == {"Host"}
     assert "passed to CT 130, which no spec wants here" in report.upcoming.blocked[0][1].message
 
@@ -97,6 +101,7 @@ def test_a_card_that_is_bound_anew_may_be_one_that_a_container_has_still() -> No
     """ct129 is to have one card from now on; the other is off its driver, and gets its minor in the course of it."""
     fleet = copy.deepcopy(_told())
     kpro5 = fleet.hosts["kpro5"]
+    server_physics.stop(fleet, kpro5, 129, "reconcile-qwen3.6-27b.service")
     kernel_physics.unbind(fleet, kpro5, "0000:ce:00.0")
     documents = story.documents()
     for document in documents:
@@ -123,7 +128,7 @@ def test_a_restart_that_is_still_due_is_foretold_though_majors_are_known_later()
         controller = Controller(fleet, wanted=wanted)
         controller.look()
         foretold = [planned.step.action for planned in plan(ORDER, wanted, controller.eyes.facts).steps]
-        report = controller.once()
+        report = controller.once(7200.0)
         kernel_physics.unload_module(fleet, fleet.hosts["kpro5"], "nvidia-uvm")
     assert foretold == ["make-nodes", "edit-config", "restart"]
     assert [ended.step.action for ended in report.ended] == ["make-nodes", "restart"]

@@ -233,3 +233,21 @@ def test_what_the_container_serves_follows_it(tmp_path: Path) -> None:
     (process,) = stage.world().fleet.hosts["kpro5"].containers[129].session.processes[:1]
     assert process.listens
     assert "--speculative-algorithm" in process.argv
+
+
+def test_what_moves_with_its_container_is_made_ready_before_that_stops(tmp_path: Path) -> None:
+    """The build and the download go on inside the container that still runs; the move comes after them."""
+    stage = SimStage(tmp_path, story.sim_file(alive=True))
+    story.specification(stage, served=True)
+    ahead = [("server.environment", "build-environment"), ("server.weights", "fetch-weights")]
+    planned = chain(stage.reconcile("plan", "-o", "json"))
+    move = planned.index(("container.placement", "move-container"))
+    assert [planned.index(step) < move for step in ahead] == [True, True]
+    began = stage.started(129)
+    assert began.startswith("kpro6 ")
+    done = stage.reconcile("--once", "-o", "json")
+    assert done.rc == 0, done.out + done.err
+    performed = [row["action"] for row in done.json["performed"]]
+    assert performed.index("fetch-weights") < performed.index("move-container") < performed.index("prove-environment")
+    assert performed.count("build-environment") == performed.count("fetch-weights") == 1
+    assert stage.node(129) == "kpro5"

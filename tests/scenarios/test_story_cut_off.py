@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,10 +25,19 @@ from tests.sim.controllers import Controller
 
 
 @functools.cache
-def specs() -> Specs:
-    """What lies in specs/story."""
+def specs(*, served: bool = False) -> Specs:
+    """What lies in specs/story, with what the container serves or without."""
     files = {path.name: path.read_bytes() for path in STORY.glob("*.yaml") if not path.name.endswith(".sim.yaml")}
-    return load(files)
+    loaded = load(files)
+    return loaded if served else dataclasses.replace(loaded, servers={})
+
+
+@functools.cache
+def _arrived() -> Fleet:
+    """The fleet when the container is where it is wanted, and serves nothing yet."""
+    made = copy.deepcopy(_first(alive=False))
+    assert Controller(made, wanted=specs()).once().upcoming.in_sync
+    return made
 
 
 @functools.cache
@@ -132,6 +142,44 @@ def _cases() -> Iterator[tuple[bool, int, str]]:
 def _id(case: tuple[bool, int, str]) -> str:
     alive, number, fault = case
     return f"{number + 1}-{(MOVED if alive else TAKEN_OVER)[number][1]}-{fault}"
+
+
+SERVED_JOBS = {"build-environment", "fetch-weights", "check-output"}
+SERVED = [action for _, action in story.SERVED]
+LONG = 9000.0  # seconds: a build and a download
+
+
+@pytest.mark.parametrize(
+    ("action", "fault"),
+    [
+        (action, fault)
+        for action in SERVED
+        for fault, (_, when) in FAULTS.items()
+        if not (when is Moment.AFTER and action in SERVED_JOBS)
+    ],
+)
+def test_what_it_serves_is_cut_off(action: str, fault: str) -> None:
+    name, when = FAULTS[fault]
+    made = copy.deepcopy(_arrived())
+    wanted = specs(served=True)
+    controller = Controller(made, wanted=wanted)
+    controller.world.inject(Fault(name, "kpro5", when, action, seconds=60))
+    with contextlib.suppress(Killed):
+        controller.once(timeout=LONG)
+    assert not controller.world.armed, "the story did not come to this step"
+    if name is Name.UNREACHABLE:
+        controller.world.inject(Fault(Name.REACHABLE, "kpro5"))
+    controller.world.clock.wait(120)
+    for _ in range(3):  # what a lost connection left at work may have to end first
+        if not Controller(made, wanted=wanted).look().in_sync:
+            Controller(made, wanted=wanted).once(timeout=LONG)
+    last = Controller(made, wanted=wanted).once(timeout=LONG)
+    assert last.upcoming.in_sync
+    assert last.ended == []
+    (process,) = made.hosts["kpro5"].containers[129].session.processes
+    assert process.listens
+    (environment,) = made.images["ceph-rbd:vm-129-disk-0"].environments
+    assert process.environment == environment
 
 
 @pytest.mark.parametrize("case", list(_cases()), ids=_id)

@@ -16,6 +16,7 @@ from controller.facts.words import FleetFacts
 from controller.layers.order import ORDER
 from controller.layers.shared import pve_physics as pve
 from controller.layers.shared.truth import File, Fleet, Impossible, Lease, Node, Unit, Work
+from controller.spec.load import load
 from controller.world.port import Look, Order
 from controller.world.sim import SimFileError, SimWorld
 from controller.world.sim import file as simfile
@@ -23,6 +24,8 @@ from controller.world.sim.faults import Fault, Moment, Name
 from controller.world.sim.snapshot import snapshot, withhold
 from tests.sim.controllers import Controller, specs
 from tests.sim.fleets import DEMO, demo, fleet
+
+STORY = Path(__file__).parents[2] / "specs" / "story"
 
 CONF = "/etc/pve/lxc/129.conf"
 
@@ -251,6 +254,19 @@ def test_a_snapshot_of_a_fresh_boot_and_of_edits_since_the_start() -> None:
     same(made)
     controller.world.inject(Fault(Name.POWER_OFF, "kpro5"), Fault(Name.POWER_ON, "kpro5"))
     same(made)
+
+
+def test_a_snapshot_has_what_serves() -> None:
+    """Units, processes, environments and weights answer as they did, and what is to be secret is not in it."""
+    made = simfile.load((STORY / "fleet.sim.yaml").read_text(), "story")
+    files = {path.name: path.read_bytes() for path in STORY.glob("*.yaml") if not path.name.endswith(".sim.yaml")}
+    wanted = load(files)
+    report = Controller(made, wanted=wanted).once(timeout=9000)
+    assert report.upcoming.in_sync
+    facts = facts_of(without_secrets(made))
+    again = facts_of(simfile.load(snapshot(facts, wanted), "snapshot"))
+    for section in ("placement", "unit", "process", "environment", "weights"):
+        assert again["kpro5"].section(f"server.{section}") == facts["kpro5"].section(f"server.{section}"), section
 
 
 @pytest.mark.parametrize(

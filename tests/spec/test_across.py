@@ -236,3 +236,10 @@ def test_hosts_kept_apart_exist() -> None:
 def test_a_long_list_of_names_is_cut() -> None:
     (error,) = errors(*(host(f"h{n}") for n in range(200)), container(100, "kpro"))
     assert error.allowed.endswith("h11, … (200 in all)")
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("gpus", True), ("qwen-watch", True), ("watch", False), ("gpus2", False)])
+def test_a_server_is_not_called_as_a_unit_of_ours(name: str, wrong: bool) -> None:
+    """``reconcile-gpus.service`` binds cards at boot, ``reconcile-NAME-watch.service`` watches a server."""
+    found = said(host("box", platform="linux"), server(name, "host: box"))
+    assert any("cannot call a server" in each for each in found) == wrong, found

@@ -76,9 +76,10 @@ def files(directory: str) -> Iterator[str]:
 
 
 class Values:
-    """Names that a module gives to lists of text."""
+    """Names that modules give to lists of text; ``paired``: switches are turned off by --disable-x too (vLLM)."""
 
     def __init__(self, *trees: ast.Module) -> None:
+        self.paired = False
         self.names: dict[str, list[str]] = {}
         for tree in trees:
             for node in tree.body:
@@ -141,14 +142,6 @@ def taken(action: str, nargs: str) -> str:
     if action == "append":
         return "each"
     return {"?": "maybe", "*": "values", "+": "values"}.get(nargs, "value")
-
-
-def opposite(name: str) -> str:
-    """The name that turns a switch off, as vLLM's parser makes it (vllm/utils/argparse_utils.py)."""
-    for one, other in (("--enable-", "--disable-"), ("--disable-", "--enable-")):
-        if name.startswith(one):
-            return other + name[len(one) :]
-    return "--no-" + name[2:]
 
 
 # SGLang
@@ -266,13 +259,13 @@ def vllm(package: str) -> tuple[Flags, set[str], set[str]]:
     """VLLM 0.33: calls whose types are those of fields of configs, and fields that become options by themselves."""
     classes: dict[str, ast.ClassDef] = {}
     engine_args = os.path.join(package, "engine", "arg_utils.py")
-    front = os.path.join(package, "entrypoints", "common", "cli_args.py")
-    if not os.path.isfile(front):
-        front = os.path.join(package, "entrypoints", "openai", "cli_args.py")
+    front = declaring(os.path.join(package, "entrypoints"), "FrontendArgs")
     trees = [parse(path) for path in files(os.path.join(package, "config"))] + [parse(engine_args), parse(front)]
     for tree in trees:
         classes.update({node.name: node for node in tree.body if isinstance(node, ast.ClassDef)})
     values = Values(*trees)
+    with open(os.path.join(package, "utils", "argparse_utils.py"), encoding="utf-8") as file:
+        values.paired = "EnableDisableAction" in file.read()  # 0.33 and later
     flags: Flags = []
     for path in (engine_args, front):
         for node in ast.walk(parse(path)):
@@ -290,6 +283,15 @@ def vllm(package: str) -> tuple[Flags, set[str], set[str]]:
             flags += added(parse(path), values)
     tools = registered(os.path.join(package, "tool_parsers", "__init__.py"))
     return flags, tools, registered(os.path.join(package, "reasoning", "__init__.py"))
+
+
+def declaring(directory: str, name: str) -> str:
+    """The file that declares a class; it moves from version to version."""
+    for path in files(directory):
+        with open(path, encoding="utf-8") as file:
+            if re.search(rf"^class {name}\b", file.read(), re.MULTILINE):
+                return path
+    sys.exit("cannot read the options of this vLLM: nothing declares " + name)
 
 
 def fields(node: ast.ClassDef | None) -> list[ast.AnnAssign]:
@@ -324,7 +326,7 @@ def vllm_calls(function: ast.FunctionDef, classes: dict[str, ast.ClassDef], valu
         if annotation is not None and not action:
             found += vllm_flag(options, annotation, classes, values)
         elif action == "BooleanOptionalAction":
-            found += both(options)
+            found += both(options, values.paired)
         else:
             found.append(flag(options, taken(action, text_of(given.get("nargs"))), values.texts(given.get("choices"))))
     return found
@@ -338,17 +340,21 @@ def vllm_flag(options: list[str], kind: ast.AST, classes: dict[str, ast.ClassDef
     if "bool" in words and "str" in words:
         return [flag(options, "maybe", [])]
     if "bool" in words:
-        return both(options)
+        return both(options, values.paired)
     if words & {"list", "tuple", "set", "List", "Tuple", "Set", "Sequence"}:
         return [flag(options, "values", [])]
     chosen = literals(kind) or next((values.names[w] for w in words if w in values.names), [])
     return [flag(options, "value", chosen if "None" not in chosen else [])]
 
 
-def both(options: list[str]) -> Flags:
-    """A switch and its opposite."""
+def both(options: list[str], paired: bool) -> Flags:
+    """A switch and its opposite: --no-x; where they are ``paired``, --disable-x for --enable-x too, and back."""
     name = next(option for option in options if option.startswith("--"))
-    return [flag(options, "nothing", []), flag([opposite(name)], "nothing", [])]
+    opposites = ["--no-" + name[2:]]
+    for one, other in (("--enable-", "--disable-"), ("--disable-", "--enable-")):
+        if paired and name.startswith(one):
+            opposites.insert(0, other + name[len(one) :])
+    return [flag(options, "nothing", []), flag(opposites, "nothing", [])]
 
 
 def registered(path: str) -> set[str]:

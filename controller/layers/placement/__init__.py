@@ -23,7 +23,7 @@ from controller.layers.mounts import is_dropped, missing_at, missing_block
 from controller.layers.placement.facts import PlacementFacts, parse
 from controller.layers.placement.reasons import Reason
 from controller.layers.power.facts import PowerFacts
-from controller.layers.shared import fitting, guest_script
+from controller.layers.shared import fitting, guest_script, preparing
 from controller.layers.shared.assignment import Unassigned, assign, is_known_later
 from controller.layers.shared.pve_conf import PctConf
 from controller.layers.shared.pve_conf import parse as parse_conf
@@ -394,6 +394,11 @@ def _target_problems(view: View, container: Container) -> Iterator[Block]:
         yield Block(Reason(assignment.reason.value), assignment.message, assignment.needs)
         return
     for server in view.specs.servers.values():
+        waits = preparing.missing(view, server) if server.container == container.name else ""
+        if waits:
+            message = f"{container.name} stays until {server.name} is ready to go with it: {waits}"
+            needs = f"wait for that, or write `policy: {{mode: report}}` for {server.name} to move it at once"
+            yield Block(Reason.SERVER_NOT_READY, message, needs)
         refused = fitting.refusal(view, server) if server.container == container.name else None
         if refused is not None:
             why, todo = refused

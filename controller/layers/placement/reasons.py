@@ -59,6 +59,8 @@ class Reason(StrEnum):
     SOURCE_MISSING = "mount-source-missing"
     """What the container mounts of its host is not there on the target."""
 
+    SERVER_NOT_READY = "server-not-ready"
+    """What a model needs on the target's cards is still being made ready inside the container, which runs on."""
     SERVER_DOES_NOT_FIT = "server-does-not-fit"
     """A model that is served in the container would not fit the target's cards: its engine would not start there."""
 

@@ -12,7 +12,7 @@ import re
 
 from controller.core.package import text
 from controller.core.view import View
-from controller.core.words import Block, Disruption, Drift, Effect, InSync, Layer, Skipped, Step, Verdict
+from controller.core.words import Block, Disruption, Drift, Effect, InSync, Layer, NotKnown, Skipped, Step, Verdict
 from controller.engines import registry
 from controller.facts.units import UnitFacts
 from controller.facts.words import FleetFacts
@@ -69,14 +69,16 @@ def check(view: View, server: ModelServer) -> Verdict:
     cards = cards_of(view, server)
     if isinstance(cards, Unassigned):
         return _blocked(Reason.NO_GPU, cards.message, cards.needs)
-    place = inside.place_of(view.specs, server)
+    place, ahead = inside.working_place(view, server)
     seen = inside.look(view, place, NAME, Environments)
     wanted = environments.wanted(view, server)
     if wanted.found is None or not wanted.found.whole:
-        return _missing(view, server, place, seen, wanted)
+        return inside.made_ahead(_missing(view, server, place, seen, wanted), ahead=ahead)
     if wanted.found.schema > SCHEMA:
         message = f"the environment of {server.name} was made by a newer release (schema {wanted.found.schema})"
         return _blocked(Reason.NEWER_SCHEMA, message, f"use that release, or remove {wanted.directory} there")
+    if ahead:
+        return InSync("it is proven on its cards when its container has come to them")
     return (
         _proven(view, server, place, wanted.found, cards)
         or _old(view, server, place, seen)
@@ -217,7 +219,10 @@ def _old(view: View, server: ModelServer, place: Place, seen: Seen[EnvironmentsH
     """
     if seen.value is None or not seen.certain or Permission.DELETE_ENVIRONMENT not in server.policy.allow:
         return None
-    kept = _kept(view, place)
+    try:
+        kept = _kept(view, place)
+    except (NotKnown, registry.NoEngine):
+        return None  # what others need is not known: nothing is removed, and nothing else is held up by that
     building = view.fact(place.host, "world", UnitFacts).jobs
     at_work = {job.name for job in building if job.running}
     for each in seen.value.environments:
@@ -232,7 +237,7 @@ def _old(view: View, server: ModelServer, place: Place, seen: Seen[EnvironmentsH
 
 
 def _kept(view: View, place: Place) -> set[str]:
-    """The environments in a place that must stay. Raises NotKnown when that is not known of every server there."""
+    """The environments in a place that must stay. Raises NotKnown, NoEngine: it is not known of every server there."""
     kept = {
         environments.wanted(view, other).digest
         for other in view.specs.servers.values()

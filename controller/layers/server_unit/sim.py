@@ -72,6 +72,7 @@ def act(fleet: Fleet, host: Host, work: Work) -> Said:
     elif f"{here}/salt" not in image.files:
         image.files[f"{here}/salt"] = File(f"{fleet.draw_id(host)}\n", 0o600, int(fleet.now))
     image.files.update(written)
+    image.withheld.pop(name, None)
     server_physics.daemon_reload(fleet, host, vmid)
     if unit not in image.enabled:
         image.enabled.append(unit)

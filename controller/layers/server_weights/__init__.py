@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from controller.core.package import text
 from controller.core.view import View
-from controller.core.words import Block, Drift, Effect, InSync, Layer, NotKnown, Skipped, Step, Verdict
+from controller.core.words import Block, Drift, Effect, InSync, Layer, NotKnown, Skipped, Step, Verdict, Wait
 from controller.facts.hub import Description, NotDescribed, RepoFile, Trouble
 from controller.facts.units import UnitFacts
-from controller.facts.words import FleetFacts
+from controller.facts.words import FleetFacts, Known
 from controller.layers.server_weights.facts import (
+    FOLDER,
     SCHEMA,
     AllWeights,
     Found,
     ManifestFile,
+    Offer,
     State,
     Weights,
     WeightsHere,
     parse,
 )
 from controller.layers.server_weights.reasons import Reason
-from controller.layers.shared import environments, inside, jobs, server_wanted, weights
+from controller.layers.shared import environments, inside, jobs, preparing, server_wanted, weights
 from controller.layers.shared.inside import Place
 from controller.layers.shared.programs import with_programs
 from controller.layers.shared.weights import Wanted
-from controller.spec.model import Mode, ModelServer, ServerState
+from controller.spec.model import Lifecycle, Mode, ModelServer, ServerState
 
 NAME = "server.weights"
 _PACKAGE = "controller.layers.server_weights"
@@ -39,6 +41,9 @@ _SCRIPT = with_programs(
     inside.script(_PACKAGE, "fetch.sh"),
     {name: text(_PACKAGE, f"programs/{name}") for name in ("weights.py", "worker.py")},
 )
+
+
+_OFFER = with_programs(inside.script(_PACKAGE, "offer.sh"), {"offer.py": text(_PACKAGE, "programs/offer.py")})
 
 
 def check(view: View, server: ModelServer) -> Verdict:
@@ -60,7 +65,7 @@ def check(view: View, server: ModelServer) -> Verdict:
 
 def _model(view: View, server: ModelServer, model: Wanted) -> Drift | InSync:
     """The verdict on one model. Raises NotKnown."""
-    place = inside.place_of(view.specs, server)
+    place, ahead = _place(view, server, model)
     seen = inside.look(view, place, NAME, AllWeights)
     told = weights.described(view, server, model)
     if isinstance(told, NotDescribed):
@@ -78,13 +83,27 @@ def _model(view: View, server: ModelServer, model: Wanted) -> Drift | InSync:
     reason, message = _difference(server, place, wanted, found, missing)
     if seen.value is None:
         reason = Reason.NOT_KNOWN_YET
-    step = _fetch(view, server, place, wanted, found, reason, certain=seen.certain)
-    drift = jobs.drift(view, reason, message, step, _evidence(found, missing))
-    if isinstance(drift.remedy, Step) and seen.value is not None and seen.certain:
-        full = _no_space(view, server, place, seen.value, wanted.directory)
-        if full is not None:
-            return dataclasses.replace(drift, remedy=full)
+    full = _no_space(view, server, place, seen.value, wanted.directory) if seen.value and seen.certain else None
+    peers: tuple[Mapping[str, str], ...] = ()
+    has_to_come = any(_state(found, file) in _TO_FETCH for file in missing)
+    if seen.value is not None and seen.certain and not ahead and not full and has_to_come:
+        coming = _from_another_host(view, server, place, wanted, seen.value)
+        if isinstance(coming, Step | Wait):
+            return Drift(reason, message, coming, _evidence(found, missing))
+        peers = coming
+    step = _fetch(view, server, place, wanted, found, reason, certain=seen.certain, peers=peers)
+    drift = inside.made_ahead(jobs.drift(view, reason, message, step, _evidence(found, missing)), ahead=ahead)
+    if isinstance(drift.remedy, Step) and full is not None:
+        return dataclasses.replace(drift, remedy=full)
     return drift
+
+
+def _place(view: View, server: ModelServer, model: Wanted) -> tuple[Place, bool]:
+    """Where a model is fetched to: into a container that is still to move only if its disk goes with it."""
+    place, ahead = inside.working_place(view, server)
+    if ahead and not preparing.goes_along(view, place, model):
+        return inside.place_of(view.specs, server), False
+    return place, ahead
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +125,9 @@ class Want:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+
+_TO_FETCH = (State.MISSING, State.OTHER_SIZE)
 
 
 def _state(found: Weights | None, file: RepoFile) -> State:
@@ -231,10 +253,99 @@ def _to_fetch(view: View, server: ModelServer, here: WeightsHere | None) -> Iter
         if isinstance(told, Description):
             directory = model.directory(told.commit)
             found = here.of(weights.key_of(directory)) if here is not None else None
-            missing = sum(
-                f.size for f in weights.needed(told.files) if _state(found, f) in (State.MISSING, State.OTHER_SIZE)
-            )
+            missing = sum(f.size for f in weights.needed(told.files) if _state(found, f) in _TO_FETCH)
             yield directory, max(0, missing - (found.aside or 0 if found is not None else 0))
+
+
+# From another host of the fleet
+
+
+def _from_another_host(
+    view: View, server: ModelServer, place: Place, wanted: Want, here: WeightsHere
+) -> tuple[Mapping[str, str], ...] | Step | Wait:
+    """Where else the files can be had, what makes that possible, or nothing: they come from the Hub then.
+
+    The place that wants them makes a token; the host that has them is told its digest and offers them to who shows it.
+    """
+    fetching = view.fact(place.host, "world", UnitFacts).job(_job(place, wanted.key))
+    source = _source(view, place, wanted)
+    if source is None or (fetching is not None and fetching.running):
+        return ()
+    token = next((digest for key, digest in here.asked if key == wanted.key), None)
+    if token is None:
+        return _ask(server, place, wanted, source[0])
+    step = _offer(server, *source, token)
+    job = view.fact(source[0].host, "world", UnitFacts).job(str(step.job))
+    offers = view.fact(source[0].host, NAME, AllWeights).offers
+    offer = next((each for each in offers if (each.key, each.token_digest) == (source[1].key, token)), None)
+    if offer is not None and (job is None or job.running):
+        url = f"http://{view.host(source[0].host).address}:{offer.port}"
+        return ({"url": url, "token_file": f"{FOLDER}/{wanted.key}.token"},)
+    if job is not None and job.id == step.id:
+        message = f"{source[0]} is about to offer {wanted.model.repo}"
+        return Wait("job", message, (source[0].host,)) if job.running else ()
+    return () if job is not None and job.running else step
+
+
+def _source(view: View, place: Place, wanted: Want) -> tuple[Place, Weights] | None:
+    """A place on another host that has every file, compared and right."""
+    for name in sorted(view.facts):
+        host = view.specs.hosts.get(name)
+        known = view.facts[name].section(NAME)
+        if name == place.host or host is None or host.lifecycle is not Lifecycle.ACTIVE:
+            continue
+        if isinstance(known, Known) and isinstance(known.value, AllWeights):
+            for vmid, there in known.value.places:
+                for each in there.weights:
+                    same = (each.repo, each.revision) == (wanted.model.repo, wanted.commit)
+                    if same and all(_state(each, file) is State.RIGHT for file in wanted.files):
+                        return Place(name, vmid), each
+    return None
+
+
+def _ask(server: ModelServer, place: Place, wanted: Want, source: Place) -> Step:
+    def asked(here: WeightsHere | None) -> WeightsHere:
+        here = here or WeightsHere()
+        return dataclasses.replace(here, asked=(*here.asked, (wanted.key, "of a token that is made then")))
+
+    return Step(
+        action="ask-for-weights",
+        object=server.ref,
+        layer=NAME,
+        reason=Reason.NOT_THERE,
+        summary=f"make a token in {place} with which it may have {wanted.model.repo} from {source}",
+        hosts=(place.host,),
+        script=inside.script(_PACKAGE, "ask.sh"),
+        args=(place.argument, wanted.key),
+        effect=lambda facts: inside.after(facts, place, NAME, AllWeights, asked),
+    )
+
+
+def _offer(server: ModelServer, source: Place, weights: Weights, token: str) -> Step:
+    """A job of the host that has the files; it ends when they have been taken."""
+
+    def effect(facts: FleetFacts) -> FleetFacts:
+        known = facts[source.host].section(NAME)
+        if not isinstance(known, Known) or not isinstance(known.value, AllWeights):
+            return facts
+        offers = (*known.value.offers, Offer(weights.key, 0, token))
+        offering = dataclasses.replace(known.value, offers=offers)
+        return {**facts, source.host: facts[source.host].with_section(NAME, offering)}
+
+    return Step(
+        action="offer-weights",
+        object=server.ref,
+        layer=NAME,
+        reason=Reason.NOT_THERE,
+        summary=f"offer {weights.repo} of {source} to who holds the token",
+        hosts=(source.host,),
+        script=_OFFER,
+        args=(source.argument, weights.key, weights.directory, token),
+        stdin=json.dumps([{"path": file.path, "size": file.size} for file in weights.files]).encode(),
+        timeout=48 * 3600.0,
+        job=f"offer-{weights.key}",
+        effect=effect,
+    )
 
 
 # What is done
@@ -245,7 +356,15 @@ def _job(place: Place, key: str) -> str:
 
 
 def _fetch(
-    view: View, server: ModelServer, place: Place, wanted: Want, found: Weights | None, reason: Reason, *, certain: bool
+    view: View,
+    server: ModelServer,
+    place: Place,
+    wanted: Want,
+    found: Weights | None,
+    reason: Reason,
+    *,
+    certain: bool,
+    peers: tuple[Mapping[str, str], ...] = (),
 ) -> Step:
     token = server.model.token
     order = {
@@ -256,10 +375,10 @@ def _fetch(
         "endpoint": wanted.endpoint,
         "token": view.secret(token) if token is not None else "",
         "stalled_after": server.model.stalled_after.total_seconds(),
-        "peers": [],
+        "peers": [dict(peer) for peer in peers],
         "files": [dataclasses.asdict(file) for file in wanted.files],
     }
-    missing = sum(file.size for file in wanted.files if _state(found, file) in (State.MISSING, State.OTHER_SIZE))
+    missing = sum(file.size for file in wanted.files if _state(found, file) in _TO_FETCH)
     what = f"fetch {_amount(missing)} of {wanted.model.repo} to" if missing else f"compare {wanted.model.repo} in"
     return Step(
         action="fetch-weights",
@@ -321,7 +440,8 @@ def _effect(server: ModelServer, place: Place, wanted: Want, found: Weights | No
             else each
             for each in here.disks
         )
-        return WeightsHere(tuple(sorted((*others, made), key=lambda each: each.key)), disks)
+        asked = tuple(each for each in here.asked if each[0] != made.key)
+        return WeightsHere(tuple(sorted((*others, made), key=lambda each: each.key)), disks, asked)
 
     def effect(facts: FleetFacts) -> FleetFacts:
         return inside.after(facts, place, NAME, AllWeights, having)

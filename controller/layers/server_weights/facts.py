@@ -107,10 +107,11 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class WeightsHere:
-    """All of a place."""
+    """All of a place. ``asked`` are keys of models that it wants from another host, with the SHA-256 of the token."""
 
     weights: tuple[Weights, ...] = ()
     disks: tuple[Disk, ...] = ()
+    asked: tuple[tuple[str, str], ...] = ()
 
     def of(self, key: str) -> Weights | None:
         """The model in the directory of that key."""
@@ -124,7 +125,7 @@ class WeightsHere:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model that a place offers to who holds a token: at which port of the host, the token's SHA-256."""
+    """A model that a host offers to who holds a token: at which of its ports, and the token's SHA-256."""
 
     key: str
     port: int
@@ -133,13 +134,21 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class AllWeights(Inside[WeightsHere]):
-    """The models in every place of a host."""
+    """The models in every place of a host, and what the host offers to others."""
+
+    offers: tuple[Offer, ...] = ()
 
 
 def parse(section: Section) -> AllWeights:
     """Read the section's text. Raises ParseError."""
     places, between = read(section.out)
-    return AllWeights(tuple((where, _here(told)) for where, told in places.items()), between)
+    here = tuple((where, _here(told)) for where, told in places.items())
+    return AllWeights(here, between, _offers(places[None].lines) if None in places else ())
+
+
+def _offers(lines: tuple[str, ...]) -> tuple[Offer, ...]:
+    words = (line.split(" ") for line in lines if line.startswith("offer "))
+    return tuple(Offer(key, int(port), digest) for _, key, port, digest in words)
 
 
 def _here(told: Told) -> WeightsHere:
@@ -148,6 +157,7 @@ def _here(told: Told) -> WeightsHere:
     hangs: set[str] = set()
     due: set[str] = set()
     disks: list[Disk] = []
+    asked: list[tuple[str, str]] = []
     for line in told.lines:
         try:
             match line.split(" ", 4):
@@ -161,6 +171,10 @@ def _here(told: Told) -> WeightsHere:
                     hangs.add(key)
                 case ["due", key]:
                     due.add(key)
+                case ["asked", key, digest]:
+                    asked.append((key, digest))
+                case ["offer", _, port, _] if port.isdigit():
+                    pass  # the host's, not this place's
                 case ["disk", number, free, mount]:
                     disks.append(Disk(number, mount, int(free)))
                 case _:
@@ -171,7 +185,7 @@ def _here(told: Told) -> WeightsHere:
         _weights(key, file, None if key in hangs else tuple(sorted(found.get(key, ()))), aside.get(key), key in due)
         for key, file in _markers(told)
     )
-    return WeightsHere(tuple(models), tuple(disks))
+    return WeightsHere(tuple(models), tuple(disks), tuple(asked))
 
 
 def _markers(told: Told) -> Iterator[tuple[str, File]]:

@@ -20,7 +20,7 @@ main() {
 		printf '%s\n' "$rc" >"$RECONCILE_STEP_DIR/inside-rc"
 	} | tell
 	read -r rc <"$RECONCILE_STEP_DIR/inside-rc"
-	inside 30 "rm -f '$folder/$key.order' '$folder/$key.weights.py' '$folder/$key.worker.py'" </dev/null || :
+	inside 30 "rm -f '$folder/$key.order' '$folder/$key.token' '$folder/$key.weights.py' '$folder/$key.worker.py'" </dev/null || :
 	[ "$rc" = 0 ] || exit "$rc"
 }
 

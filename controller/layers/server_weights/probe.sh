@@ -4,7 +4,16 @@ root=${root-}
 
 weights() {
 	free_space
+	if [ "$place" = - ]; then offers; fi
 	plain /opt/reconcile/weights || return 0
+	for path in "$inside"/opt/reconcile/weights/*.token; do
+		key=${path##*/}
+		key=${key%.token}
+		case $key in *[!0-9a-f]*) continue ;; esac
+		plain "/opt/reconcile/weights/$key.token" || continue
+		digest=$(head -c 1024 "$path" | sha256sum)
+		printf 'asked %s %s\n' "$key" "${digest%% *}"
+	done
 	for path in "$inside"/opt/reconcile/weights/*.json; do
 		key=${path##*/}
 		key=${key%.json}
@@ -23,6 +32,15 @@ weights() {
 			done
 			exec find "$way" -maxdepth 8 -type f -printf "%s %T@ %P\n"' \
 			sh "$inside" "$directory" "$inside/opt/reconcile/weights/$key.compared" | listing
+	done
+}
+
+# offers: what this host offers to others.
+offers() {
+	for path in "$root"/run/reconcile/offers/*; do
+		case ${path##*/} in *[!0-9a-f]*) continue ;; esac
+		read -r port digest <"$path" || continue
+		printf 'offer %s %s %s\n' "${path##*/}" "$port" "$digest"
 	done
 }
 

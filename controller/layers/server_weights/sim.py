@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -23,10 +24,14 @@ def answer(fleet: Fleet, host: Host, guests: tuple[int, ...]) -> Section:
         image = inside_physics.image_of(fleet, host, vmid)
         step = 1 << 30 if image.free >= 64 << 30 else 64 << 20
         yield f"disk {vmid or 1:x} {image.free // step * step} /"
+        for path, file in sorted(image.files.items()):
+            if path.startswith(f"{FOLDER}/") and path.endswith(".token"):
+                digest = hashlib.sha256(file.text.encode()).hexdigest()
+                yield f"asked {path.removeprefix(f'{FOLDER}/').removesuffix('.token')} {digest}"
         for key, marker in _markers(image):
             model = image.models.get(marker["directory"])
-            for path, file in sorted(model.files.items()) if model is not None else ():
-                yield f"file {key} {file.size} {file.mtime}.0000000000 {path}"
+            for name, part in sorted(model.files.items()) if model is not None else ():
+                yield f"file {key} {part.size} {part.mtime}.0000000000 {name}"
 
     def wanted(vmid: int | None) -> Iterator[str]:
         yield from (f"{FOLDER}/{key}.json" for key, _ in _markers(inside_physics.image_of(fleet, host, vmid)))
@@ -42,21 +47,30 @@ def _markers(image: Image) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def takes(step: Step) -> float:
     """Seconds that a step takes."""
-    files = json.loads(step.stdin)["files"] if step.stdin else ()
+    files = json.loads(step.stdin)["files"] if step.action == "fetch-weights" else ()
     return 5.0 + sum(int(file["size"]) for file in files) / RATE
 
 
 def act(fleet: Fleet, host: Host, work: Work) -> Said:
     """What ``fetch.sh`` does in a place."""
-    what, place, key, _ = work.args
+    if work.action == "offer-weights":
+        return Said(0, "nobody has asked any more\n")  # hosts of a simulated fleet do not reach each other
+    if work.action == "ask-for-weights":
+        what, (place, key) = "ask", work.args
+    else:
+        what, place, key, _ = work.args
     vmid = None if place == "-" else int(place)
     if vmid is not None and vmid not in host.containers:
         return Said(75, err=f"CT {vmid} does not run\n")
     image = inside_physics.image_of(fleet, host, vmid)
     fleet.touch(host)
+    if what == "ask":
+        image.files[f"{FOLDER}/{key}.token"] = File(fleet.draw_id(host), 0o600, int(fleet.now))
+        return Said(0)
     if what == "recheck":
         _compare(fleet, image, key, json.loads(image.files[f"{FOLDER}/{key}.json"].text))
         return Said(0)
+    image.files.pop(f"{FOLDER}/{key}.token", None)
     return _fetch(fleet, image, key, json.loads(work.stdin))
 
 

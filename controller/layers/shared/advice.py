@@ -1,4 +1,4 @@
-"""What works and will disappoint: how a server's cards are wired, what its place lacks. It is told and holds up nothing."""
+"""What works and will disappoint: how a server's cards are wired, what its place lacks. Told, not held against it."""
 
 from __future__ import annotations
 

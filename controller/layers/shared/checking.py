@@ -74,9 +74,10 @@ def watch(server: ModelServer, arguments: Arguments, engine: Engine) -> Watch:
         "host": _reached(arguments.address),
         "port": arguments.port,
         "model": engine.model_id(server, arguments.model_dir),
-        "lists_model": True,
+        # transformers serve lists what lies in a cache, or fails at it (run with 5.6.0); it refuses other models itself
+        "lists_model": arguments.engine != "transformers",
         "key": server.serve.api_key is not None,
-        "http": {"models": engine.http.models, "metrics": engine.http.metrics},
+        "http": {"live": engine.http.live, "models": engine.http.models, "metrics": engine.http.metrics},
         "metrics": {name: getattr(metrics, name) for name in type(metrics).__dataclass_fields__},
         "canaries": {**canaries, "asked": asked(server, engine)},
     }

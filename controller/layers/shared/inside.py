@@ -13,7 +13,7 @@ from typing import Generic, Self, TypeVar
 
 from controller.core.package import text
 from controller.core.view import View
-from controller.core.words import NotKnown, Script
+from controller.core.words import Drift, NotKnown, Script, Step
 from controller.facts.files import File, read_files
 from controller.facts.words import FleetFacts, Known, Later, ParseError
 from controller.layers.access.facts import AccessFacts
@@ -96,6 +96,38 @@ def look(view: View, place: Place, section: str, kind: type[Inside[T]]) -> Seen[
             if elsewhere is not None and _one_cluster(view, place.host, facts.host):
                 return Seen(elsewhere, certain=False)
     return Seen(None, certain=False)
+
+
+def working_place(view: View, server: ModelServer) -> tuple[Place, bool]:
+    """Where things can be made ready for a server now; the second value is whether its container is still to move.
+
+    That is inside the container on the host that it still runs on. One that runs nowhere is waited for.
+    """
+    place = place_of(view.specs, server)
+    if place.vmid is None or _runs(view, place):
+        return place, False
+    for name in view.facts:
+        other, spec = Place(name, place.vmid), view.specs.hosts.get(name)
+        if spec is None or spec.lifecycle is Lifecycle.MAINTENANCE or name == place.host:
+            continue
+        if _one_cluster(view, place.host, name) and _runs(view, other):
+            return other, True
+    return place, False
+
+
+def made_ahead(drift: Drift, *, ahead: bool) -> Drift:
+    """The drift of something that is made ready where its container still runs: the layers below hold up nothing."""
+    if ahead and isinstance(drift.remedy, Step):
+        return dataclasses.replace(drift, remedy=dataclasses.replace(drift.remedy, independent=True))
+    return drift
+
+
+def _runs(view: View, place: Place) -> bool:
+    known = view.facts[place.host].section("container.power")
+    if place.vmid is None or not isinstance(known, Known) or not isinstance(known.value, PowerFacts):
+        return False
+    running = known.value.of(place.vmid)
+    return running is not None
 
 
 def _one_cluster(view: View, one: str, other: str) -> bool:

@@ -149,6 +149,7 @@ class Image:
     environments: dict[str, Environment] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     free: int = 1 << 41  # bytes that its disk has left
+    withheld: dict[str, str] = field(default_factory=dict)  # of a snapshot: digests of servers' secrets
     tools: list[str] = field(default_factory=lambda: ["systemctl", "nvcc", "ninja"])
     shm: int = 1 << 36  # bytes of /dev/shm
 

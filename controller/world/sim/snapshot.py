@@ -31,6 +31,7 @@ from controller.layers.shared.pve_conf import parse as parse_conf
 from controller.layers.userland.facts import UserlandFacts
 from controller.spec.model import Specs
 from controller.world.sim import file as simfile
+from controller.world.sim import snapshot_servers
 
 T = TypeVar("T")
 
@@ -138,6 +139,7 @@ def _host(fleet: truth.Fleet, host: truth.Host, seen: HostFacts) -> None:
     if driver is not None:
         _driver(host, driver)
     _userlands(fleet, host, seen)
+    snapshot_servers.add(fleet, host, seen)
     boot = _value(seen, "host.boot", BootFacts)
     if boot is not None:
         _boot(host, boot)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import os
 import platform
 import signal
 import subprocess
-import sys
+import threading
 import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +21,6 @@ import pytest
 from controller.core.view import View
 from controller.core.words import Block, Drift, InSync, Step, Verdict
 from controller.engines import registry
-from controller.engines.words import Requirements
 from controller.facts.units import UnitFacts
 from controller.facts.words import HostFacts, Known
 from controller.layers import server_environment
@@ -30,38 +32,15 @@ from controller.layers.server_environment.facts import Environments, Environment
 from controller.layers.server_output.facts import OutputFacts
 from controller.layers.server_unit.facts import ServerUnits, UnitsHere
 from controller.spec.load import load
-from controller.spec.model import ModelServer, Specs
+from controller.spec.model import Specs
 from tests.layers.inside import Ground
-from tests.layers.server_environment.wheels import uv_wheel, wheel
+from tests.layers.server_environment.wheels import PYTHON, Toy, toys, uv_wheel
 from tests.layers.shell import ask
-
-PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-
-
-class Toy:
-    """An engine that is nothing but a package."""
-
-    name = "toy"
-    manages = True
-
-    def requirements(self, server: ModelServer, arch: str) -> Requirements:
-        lines = (f"toy=={server.engine.version}", *server.engine.requirements)
-        return Requirements(lines, "toy", server.engine.version, "toy", server.engine.python or PYTHON, False)
-
-    def shipped_flags(self, version: str) -> None:
-        return None
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("wheels")
-    wheel(made, "part", "1.0", {"part/__init__.py": "VERSION = '1.0'\n"})
-    wheel(made, "part", "1.5", {"part/__init__.py": "VERSION = '1.5'\n"})
-    for each in ("1.0", "2.0"):
-        wheel(made, "toy", each, {"toy/__init__.py": "import part\n"}, requires=("part==1.0",))
-    wheel(made, "toy", "3.0", {"toy/__init__.py": "import absent_part\n"})
-    wheel(made, "toy", "5.0b1", {"toy/__init__.py": ""}, requires=("part>=1.0",))
-    return made
+    return toys(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +170,32 @@ def test_a_version_that_is_nowhere(box: Box, folder: Path) -> None:
     box.specs = specs(folder, "version: '4.0', index_url: 'http://127.0.0.1:9/simple'")
     assert box.ground.run(box.step()) == 1
     assert box.here.environments == ()
+
+
+def test_from_an_index_uv_itself_too(box: Box, folder: Path, tmp_path: Path) -> None:
+    """A simple index (PEP 503), with relative links as many have."""
+    pages = tmp_path / "index"
+    for name in ("toy", "part", "uv"):
+        (pages / "simple" / name).mkdir(parents=True)
+        files = [each for each in folder.iterdir() if each.name.startswith(f"{name}-")]
+        links = "".join(f'<a href="../../files/{each.name}#sha256={_sha256(each)}">{each.name}</a>' for each in files)
+        (pages / "simple" / name / "index.html").write_text(f"<html><body>{links}</body></html>")
+    (pages / "files").symlink_to(folder)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(pages))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/simple"
+        found = specs(folder, f"version: '1.0', index_url: '{url}'")
+        one = found.servers["served"]
+        engine = one.engine.model_copy(update={"wheels": ()})
+        box.specs = dataclasses.replace(found, servers={"served": one.model_copy(update={"engine": engine})})
+        assert box.ground.run(box.step()) == 0, box.ground.said
+        server.shutdown()
+    assert isinstance(box.check(), InSync)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_prerelease_is_taken_where_the_spec_pins_it(box: Box, folder: Path) -> None:

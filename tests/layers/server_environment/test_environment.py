@@ -127,6 +127,18 @@ def test_an_upgrade_keeps_the_old_one_until_the_new_one_has_passed_and_then_remo
     assert rig.actions() == []
 
 
+def test_nothing_is_removed_while_it_is_not_known_what_another_server_needs() -> None:
+    allow = "{mode: enforce, allow: [restart-server, delete-environment]}"
+    rig = Rig(document("one", policy=allow))
+    rig.actions()
+    unknown = document("two", engine="{name: not-yet, version: 1.0}", serve="{port: 30001}")
+    rig.want(document("one", policy=allow, engine="{name: sglang, version: 0.5.14}"), unknown)
+    done = [each.step.action for each in rig.once().ended]
+    assert "build-environment" in done
+    assert "remove-environment" not in done
+    assert isinstance(rig.verdict("server.environment", "one"), InSync)
+
+
 def test_without_that_permission_it_stays() -> None:
     rig = Rig(document())
     rig.actions()

@@ -57,10 +57,10 @@ def small() -> Model:
     return Model("a/small", COMMIT, weights, {"config.json": json.dumps(CONFIG)})
 
 
-_SMALL = f"{{repo: a/small, revision: {COMMIT}, directory: /models}}"
+SMALL = f"{{repo: a/small, revision: {COMMIT}, directory: /models}}"
 TWO = (
-    document("one", gpus="[0]", model=_SMALL),
-    document("two", gpus="[1]", model=_SMALL, serve="{port: 30001}"),
+    document("one", gpus="[0]", model=SMALL),
+    document("two", gpus="[1]", model=SMALL, serve="{port: 30001}"),
 )
 """Two servers of the same in one container, with a card each."""
 

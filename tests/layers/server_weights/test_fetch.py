@@ -167,11 +167,19 @@ def test_killed_anywhere_it_is_gone_on_with(box: Box, hub: Hub, at: int) -> None
     wait(lambda: box.directory.exists() and box.bytes_there() >= at)
     kill(job, box.ground.root)
     hub.pace = 0.0
+    wait(lambda: hub.sending == 0)
+    hub.sent.clear()
+    there = {
+        str(path.relative_to(box.directory)).removeprefix(".reconcile/parts/"): path.stat().st_size
+        for path in box.directory.rglob("*")
+        if path.is_file()
+    }
     assert box.ground.run(box.step()) == 0, box.ground.said
     assert box.is_whole()
     assert isinstance(box.check(), InSync)
-    # Sockets and pipes were full of what had been sent; nothing that was on disk came again.
-    assert sent_of_shards(hub) <= TOTAL + 3 * (2 << 20)
+    # Nothing that was on disk came again.
+    assert [(sent.path, sent.begin) for sent in hub.sent] == [(s.path, there.get(s.path, 0)) for s in hub.sent]
+    assert all(there.get(sent.path, 0) < SHARD for sent in hub.sent)
     order = box.ground.path("/opt/reconcile/weights") / f"{box.here.key}.order"
     assert not order.exists()
 

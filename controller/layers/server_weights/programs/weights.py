@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -56,6 +57,9 @@ def main() -> int:
             with open(order, encoding="utf-8") as file:
                 said = json.load(file)
             os.unlink(order)  # it may hold the Hub's token
+            for peer in said["peers"]:
+                with open(peer["token_file"], encoding="ascii") as file:
+                    peer["token"] = file.read()
             Fetching(said, Marker.of(said, marker), worker).run()
     except (Failed, OSError) as error:
         print(f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error), flush=True)
@@ -226,7 +230,16 @@ class Fetching:
             shutil.rmtree(self.aside)
             sync(self.directory)
         self.marker.all_compared()
+        self._thank()
         print(f"all {len(self.marker.files)} files are right: {self.total} bytes", flush=True)
+
+    def _thank(self) -> None:
+        """Tell who has offered files that nobody needs them any more; it would find out by itself."""
+        for peer in self.order["peers"]:
+            request = urllib.request.Request(f"{peer['url']}/.taken")  # noqa: S310 - http: the order says
+            request.add_header("Authorization", f"Bearer {peer['token']}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10):  # noqa: S310
+                pass
 
     # --- one at a time ---
 

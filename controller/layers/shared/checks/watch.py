@@ -138,6 +138,8 @@ class Watch:
 
     def _names_the_model(self) -> Seen | None:
         http = self.place.settings["http"]
+        if not self.place.settings["lists_model"]:
+            return self._is_live(http["live"])
         status, body = self.server.get(http["models"], ANSWER_TIMEOUT)
         if status in (401, 403):
             return Seen("inconclusive", f"it refuses the key that it was given (HTTP {status})")
@@ -146,8 +148,15 @@ class Watch:
         names = _names(body)
         if names is None:
             return Seen("wrong-model", f"{http['models']} answers with no list of models: {_text(body)}")
-        if self.place.settings["lists_model"] and self.server.model not in names:
+        if self.server.model not in names:
             return Seen("wrong-model", f"it serves {', '.join(names) or 'nothing'}, not {self.server.model}")
+        return None
+
+    def _is_live(self, path: str) -> Seen | None:
+        """Whether an engine that does not list what it serves answers at all; our own request names the model."""
+        status, body = self.server.get(path, ANSWER_TIMEOUT)
+        if status != 200:
+            return Seen("wrapper-only", f"{path} answers HTTP {status}: {_text(body)}")
         return None
 
     def _moved(self, readings: Metrics | None) -> bool:
