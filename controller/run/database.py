@@ -60,7 +60,7 @@ class Database:
         with self._lock:
             before = self._version
             now = self.read(lambda db: int(db.execute("PRAGMA data_version").fetchone()[0]))
-            self._version = now, self._inode
+            self._version = now, self.file  # an inode may be given again
             return before != self._version
 
     def read(self, read: Callable[[sqlite3.Connection], T]) -> T:
