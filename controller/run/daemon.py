@@ -79,6 +79,7 @@ class SpecFiles:
         self._secrets: dict[str, str | Unreadable] = {}
         self._missing_since: float | None = None
         self._clusters: dict[str, str] = {}
+        self._file = memory.file  # where it is remembered what was good
         self.commit = commit_of(where)
 
     def read(self, now: float, clusters: dict[str, str]) -> tuple[Reading, SpecError | None] | None:
@@ -88,10 +89,11 @@ class SpecFiles:
         while, before the files without it are believed.
         """
         texts, problem = self._on_disk()
-        before = (self._shown, self._problem, self._clusters, self._secrets)
+        before = (self._shown, self._problem, self._clusters, self._secrets, self._file)
+        file = self._memory.file
         shown = {path: text if isinstance(text, bytes) else str(text) for path, text in texts.items()}
         known = secrets.read(self._known.fleet.secrets) if self._known is not None else {}
-        if self._missing_since is None and (shown, problem, clusters, known) == before:
+        if self._missing_since is None and (shown, problem, clusters, known, file) == before:
             return None
         reading = read(texts, last_good=self._memory.last_good(), clusters=clusters, check_server=checking.problems)
         found = secrets.read(reading.specs.fleet.secrets)
@@ -102,7 +104,7 @@ class SpecFiles:
                 return None
         reading = dataclasses.replace(reading, specs=dataclasses.replace(reading.specs, secrets=found))
         self._missing_since, self._shown, self._problem, self._clusters = None, shown, problem, dict(clusters)
-        self._known, self._secrets = reading.specs, found
+        self._known, self._secrets, self._file = reading.specs, found, file
         self.commit = commit_of(self._where)
         if problem:
             place = Place(str(self._where), 1)
@@ -147,7 +149,9 @@ class Daemon:
         self._other_specs = threading.Event()
         self._hosts: object = None
         self._told = 0  # the number of the last event that was logged
+        self._file = memory.file  # and in which file of the memory
         self._trouble = ""
+        self._unread = False  # whether others have written what the loop has not read yet
         self._errors: set[str] = set()
 
     def stop(self) -> None:
@@ -184,12 +188,15 @@ class Daemon:
         read_at = time.monotonic()
         while True:
             moment = self._moment()
+            self._tell(news, moment)  # first: what has happened must not be lost because the memory cannot be used
             changed = bool(news)
+            if any(isinstance(one, _Files) for one in news):
+                read_at = moment.now
             try:
-                if moment.now >= read_at or any(isinstance(one, _Files) for one in news):
+                if moment.now >= read_at:
                     self._take_specs(moment)
                     read_at = moment.now + (SETTLED if self._files.unsettled else RESCAN)
-                changed = self._tell(news, moment) or changed
+                changed = self._hear_of_decisions(moment) or changed
                 for task in self._loop.tasks(moment):
                     self._hand_out(task)
                 unpinned = unpinned or changed
@@ -208,7 +215,8 @@ class Daemon:
                         _log.info("asked to stop: waits until what is at work has ended, %.0f s at most", LEAVING)
                 if self._loop.idle or self._hurry.is_set() or moment.now >= leave_at:
                     return
-            news = self._wait(min(TURN, self._loop.due(moment), max(0.0, read_at - moment.now)))
+            soon = min(TURN, self._loop.due(moment), max(0.0, read_at - moment.now))
+            news = self._wait(TURN if self._trouble else soon)  # what is due cannot be done without the memory
 
     def _wait(self, seconds: float) -> list[_News]:
         """What has happened; as soon as something has, or after so long."""
@@ -219,8 +227,8 @@ class Daemon:
                 news.append(self._news.get_nowait())
         return news
 
-    def _tell(self, news: Sequence[_News], moment: Moment) -> bool:
-        """Tell the loop what has happened; whether there was something that other processes did."""
+    def _tell(self, news: Sequence[_News], moment: Moment) -> None:
+        """Tell the loop what has happened."""
         for one in news:
             match one:
                 case Observation():
@@ -229,10 +237,15 @@ class Daemon:
                     self._loop.performed(step, said, moment)
                 case _Models(told):
                     self._loop.described(told)
-        if self._memory.changed():
-            self._loop.reconsider(moment)
-            return True
-        return False
+
+    def _hear_of_decisions(self, moment: Moment) -> bool:
+        """Have the loop read what other processes have written; whether there was something. Raises NoState."""
+        self._unread = self._memory.changed() or self._unread
+        if not self._unread:
+            return False
+        self._loop.reconsider(moment)
+        self._unread = False  # only now: something may be suspended
+        return True
 
     def _hand_out(self, task: Look | Order) -> None:
         if isinstance(task, Look):
@@ -266,6 +279,8 @@ class Daemon:
 
     def _log_events(self) -> bool:
         """Log what was remembered since the last time, by whomever; whether there was something."""
+        if self._memory.file != self._file:
+            self._file, self._told = self._memory.file, 0  # another file counts from one
         events = self._memory.events(after=self._told)
         for event in events:
             _log.log(_level(event), "%s", event.message, extra={"about": _shown(event)})

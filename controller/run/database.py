@@ -38,6 +38,8 @@ class Database:
         self._lock = threading.RLock()
         self._together = False
         self._inode = 0
+        self.file = 0
+        """How many files it has used: another one was begun, or put there, when this is another number."""
         self._version: tuple[int, int] = (0, 0)
         self.notes: tuple[str, ...] = ()
         """Which earlier file was kept aside, and why."""
@@ -58,7 +60,7 @@ class Database:
         with self._lock:
             before = self._version
             now = self.read(lambda db: int(db.execute("PRAGMA data_version").fetchone()[0]))
-            self._version = now, self._inode
+            self._version = now, self.file  # an inode may be given again
             return before != self._version
 
     def read(self, read: Callable[[sqlite3.Connection], T]) -> T:
@@ -185,6 +187,7 @@ class Database:
             if fault != "ok":
                 raise _Damaged(fault)
             self._migrate(connection)
+            self.file += 1
         except BaseException:
             connection.close()
             raise

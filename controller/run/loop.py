@@ -55,6 +55,7 @@ SOON = 3.0  # seconds until a step is tried again that was refused because the f
 HELD = 15.0  # seconds until a step is tried again on a host that another controller holds
 PERIOD_OF_BREAKER = 3600.0  # seconds in which
 TRIES_OF_BREAKER = 3  # steps that disrupt and do not help are enough
+AGAIN = 10.0  # seconds until it is tried again to keep what could not be kept
 FORGOTTEN = 7 * 86400.0  # seconds after which it is not asked any more how a step ended
 
 
@@ -119,6 +120,7 @@ class Loop:
         self._parsers = observe.parsers(layers)
         self._records = records
         self._memory = records.memory
+        self._file = self._memory.file
         self._board = board
         self._chance = chance
         self._reading: Reading | None = None
@@ -134,6 +136,7 @@ class Loop:
         self._eyes: dict[str, _Eye] = {}
         self._upcoming = Next((), (), (), (), ())
         self._changed = True  # since the last judgement
+        self._keep_at = math.inf  # when what could not be kept is to be kept
         self._conditions: dict[Ref, tuple[Condition, ...]] = {}
         self._ready: frozenset[Ref] = frozenset()
         self._kept: dict[Ref, tuple[Kept, ...]] = {}
@@ -141,8 +144,9 @@ class Loop:
         self._at_work: dict[str, _Doing] = {}
         self._jobs: dict[str, _Doing] = {}
         self._earlier: list[Event] = []
-        self._lost: dict[str, tuple[str, float]] = {}
-        self._rebooting: dict[str, float] = {}
+        self._lost: dict[str, tuple[str, float, float]] = {}  # step, since, until
+        self._rebooting: dict[str, float] = {}  # until when it may settle
+        self._told_to_reboot: dict[str, float] = {}  # when: what was seen before tells nothing of it
         self._backoffs: dict[Key, Backoff] = {}
         self._past: deque[_Past] = deque()
         self._resumed: dict[Ref, float] = {}
@@ -175,7 +179,15 @@ class Loop:
     def reconsider(self, moment: Moment) -> None:
         """Read again what people have decided: approvals and suspensions. Raises NoState."""
         self._approvals = tuple(self._memory.approvals(moment.unix))
-        self._suspensions = self._memory.suspensions(moment.unix)
+        suspensions = self._memory.suspensions(moment.unix)
+        if (file := self._memory.file) != self._file:  # all that is known is kept anew
+            for ref, suspension in self._suspensions.items():
+                if ref not in suspensions and (suspension.until is None or suspension.until > moment.unix):
+                    self._memory.suspend(suspension)  # nobody has resumed it because a file was lost
+            suspensions = self._memory.suspensions(moment.unix)
+            self._conditions = {}
+            self._file = file
+        self._suspensions = suspensions
         for ref in self._newly_resumed(moment):
             self._forgive(ref)
         self._changed = True
@@ -185,7 +197,7 @@ class Loop:
         resumed = set()
         for event in self._memory.events(kind=Kind.SUSPENSION, since=moment.unix - PERIOD_OF_BREAKER):
             ref = event.object
-            if ref is not None and event.action == "resume" and event.at > self._resumed.get(ref, -math.inf):
+            if ref is not None and event.action == "resume" and event.at > self._since(ref, moment):
                 self._resumed[ref] = event.at
                 resumed.add(ref)
         return resumed
@@ -239,9 +251,11 @@ class Loop:
             return
         doing.said, doing.over = said, moment.now
         if isinstance(said, Lost):
-            self._lost[doing.step.hosts[0]] = (step, moment.now + STARTING + doing.step.timeout)
+            until = moment.now + STARTING + doing.step.timeout
+            self._lost[doing.step.hosts[0]] = (step, moment.now, until)
         if isinstance(said, Done) and said.rc == 0 and doing.step.action == "reboot-host":
             self._rebooting[doing.step.hosts[0]] = math.inf
+            self._told_to_reboot[doing.step.hosts[0]] = moment.now
         for host in doing.step.hosts:
             self._look_again(host, moment)
 
@@ -290,6 +304,7 @@ class Loop:
         ]
         untils = [a.until for a in self._approvals] + [s.until for s in self._suspensions.values()]
         times += [moment.now + max(0.0, until - moment.unix) for until in untils if until is not None]
+        times.append(self._keep_at)
         if any(p.waiting_for is WaitingFor.WINDOW for p in self._pending.values()):
             times.append(moment.now + 5.0)
         return max(0.0, min(times, default=moment.now + 60.0) - moment.now)
@@ -401,13 +416,15 @@ class Loop:
             self._approvals, self._suspensions, self._changed = approvals, suspensions, True
 
     def _judge_if_changed(self, moment: Moment) -> None:
-        if not self._changed or self._reading is None or self._awakes(moment):
+        again = moment.now >= self._keep_at
+        if not (self._changed or again) or self._reading is None or self._awakes(moment):
             return
         self._upcoming = next_steps(self._layers, View(self._specs, self._facts))
         for doing in list(self._jobs.values()):
             self._settle_job(doing, moment)
         self._settle_earlier(moment)
         self._keep(moment)
+        self._keep_at = moment.now + AGAIN if self._memory.trouble else math.inf
         self._changed = False  # last: what could not be kept is judged again
 
     def _awakes(self, moment: Moment) -> bool:
@@ -442,7 +459,7 @@ class Loop:
         conditions = of_all(refs, self._upcoming, lacking, failed, stopped, self._suspensions)
         new = {ref: each for ref, each in conditions.items() if each != self._conditions.get(ref)}
         self._records.seen(self._upcoming, new, moment.unix)
-        self._conditions = conditions
+        self._conditions = conditions if not self._memory.trouble else {}
         self._ready = frozenset(ref for ref, each in conditions.items() if _is_ready(each))
         for ref in self._ready & new.keys():
             self._forgive(ref)
@@ -608,9 +625,9 @@ class Loop:
     def _settle(self, doing: _Doing, ended: Ended, moment: Moment) -> None:
         step = doing.step
         self._records.ended(ended, doing.grants, moment.unix)
-        self._approvals = tuple(self._memory.approvals(moment.unix))
         what = (step.object, step.layer, step.action)
         self._count(step.id, what, doing.cause, ended.result, ended.message, moment.unix - doing.began, moment)
+        self._approvals = tuple(self._memory.approvals(moment.unix))  # last: it raises NoState
 
     def _count(
         self, step: str, what: Key, cause: str, result: Result, message: str, seconds: float, moment: Moment
@@ -635,7 +652,7 @@ class Loop:
 
     def _times(self, step: str, ref: Ref, moment: Moment) -> int:
         """How often the very same step was done lately: what is needed again and again does not help."""
-        since = max(moment.unix - PERIOD_OF_BREAKER, self._resumed.get(ref, -math.inf))
+        since = max(moment.unix - PERIOD_OF_BREAKER, self._since(ref, moment))
         return sum(1 for past in self._past if past.id == step and past.unix >= since)
 
     def _back_off(self, key: Key, seconds: float | None, message: str, moment: Moment) -> None:
@@ -657,7 +674,7 @@ class Loop:
             return ""
         while self._past and self._past[0].unix < moment.unix - PERIOD_OF_BREAKER:
             self._past.popleft()
-        since = self._resumed.get(step.object, -math.inf)
+        since = self._since(step.object, moment)
         alike = [p for p in self._past if (p.object, p.layer, p.action) == (step.object, step.layer, step.action)]
         useless = [p for p in alike if p.unix >= since and (not p.worked or p.id == step.id)]
         if len(useless) < TRIES_OF_BREAKER:
@@ -673,16 +690,24 @@ class Loop:
             self._memory.event(Event(trip, moment.unix, Kind.BREAKER, step.object, *what, message=message))
         return message
 
+    def _since(self, ref: Ref, moment: Moment) -> float:
+        """Since when it counts what was tried for an object: a time to come is of a clock that was put right since."""
+        at = self._resumed.get(ref, -math.inf)
+        return at if at <= moment.unix else -math.inf
+
     def _reboots(self, moment: Moment) -> dict[str, str]:
         """Hosts that reboot, until they answer again and what they need first (their cluster) has come back as well."""
         for name in list(self._rebooting):
             units = observe.units(self._facts[name]) if name in self._facts else None
             if name not in self._specs.hosts:
                 del self._rebooting[name]
+            elif not self._seen_since(name, self._told_to_reboot.get(name, -math.inf)):
+                continue
             elif units is not None and not units.rebooting:
                 self._rebooting[name] = until = min(self._rebooting[name], moment.now + SETTLING)
                 if moment.now >= until or self._is_back(name):
                     del self._rebooting[name]
+                    self._told_to_reboot.pop(name, None)
         return {name: f"{name} reboots" for name in self._rebooting}
 
     def _is_back(self, name: str) -> bool:
@@ -693,12 +718,17 @@ class Loop:
 
     def _in_doubt(self, moment: Moment) -> dict[str, str]:
         """Hosts on which a step may still be at work: its end was not seen, and they do not answer."""
-        for host, (_, until) in list(self._lost.items()):
-            if moment.now >= until or (host in self._facts and observe.units(self._facts[host]) is not None):
+        for host, (_, since, until) in list(self._lost.items()):
+            answers = host in self._facts and observe.units(self._facts[host]) is not None
+            if moment.now >= until or (answers and self._seen_since(host, since)):
                 del self._lost[host]
         return {
-            host: f"{step} may still run on {host}, which does not answer" for host, (step, _) in self._lost.items()
+            host: f"{step} may still run on {host}, which does not answer" for host, (step, *_) in self._lost.items()
         }
+
+    def _seen_since(self, host: str, moment: float) -> bool:
+        """Whether what is known of a host is from a look that was begun at that moment or later."""
+        return host in self._eyes and self._eyes[host].seen >= moment
 
 
 def _pause(tries: int) -> float:

@@ -214,6 +214,11 @@ class Memory:
         """What people have to know of this memory: which earlier one was kept aside, and why."""
         return self._db.notes
 
+    @property
+    def file(self) -> int:
+        """Which file it is that is used: another number after one that was deleted, replaced or put aside."""
+        return self._db.file
+
     def close(self) -> None:
         """Close the file. What was kept stays."""
         self._db.close()

@@ -22,6 +22,8 @@ def _read(name: str, source: SecretSource) -> str | Unreadable:
             return Unreadable(f"cannot read the secret {name}: {where} is not set for the controller")
     else:
         where = str(source.from_file)
+        if Path(where).exists() and not Path(where).is_file():  # reading a pipe or a device may never end
+            return Unreadable(f"cannot read the secret {name}: {where} is not a file")
         try:
             value = Path(where).read_bytes().decode("utf-8").removesuffix("\n")
         except OSError as error:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from datetime import timedelta
 
 import pytest
 
 from controller.core.permissions import Approval
 from controller.core.suspension import Suspension
+from controller.core.words import Gate
 from controller.layers.shared.truth import Fleet
 from controller.run.loop import BACKOFF, PERIOD
 from controller.run.memory import Event, Kind
 from controller.run.picture import WaitingFor
+from controller.run.state import NoState
+from controller.spec.load import read
 from controller.spec.policy import Permission
 from controller.spec.ref import Ref
 from controller.world.sim.faults import Fault, Moment, Name
+from tests.run.test_reboot import layers as wants_reboot
+from tests.sim import loops
 from tests.sim.controllers import SPECS
 from tests.sim.fleets import demo
+from tests.sim.fleets import fleet as fleet_of
 from tests.sim.loops import Player
 
 CT = Ref("Container", "ct129")
@@ -275,3 +283,111 @@ def test_two_controllers_one_acts_and_the_other_says_why_it_does_not(fleet, tmp_
     done = [e for player in (one, two) for e in player.memory.events(kind=Kind.STEP_ENDED) if e.result == "worked"]
     assert sorted(e.action for e in done) == ["edit-config", "restart"]
     assert two.condition("Container/ct129") == "True"
+
+
+TWO = """\
+hosts:
+  one: {cluster: one, address: 192.0.2.4, lxc: {101: {running: false, config: "arch: amd64\\n"}}}
+  two: {cluster: two, address: 192.0.2.5, lxc: {102: {running: false, config: "arch: amd64\\n"}}}
+"""
+APART = b"""\
+kind: Fleet
+limits: {never_together: [[one, two]]}
+---
+{kind: Host, name: one, address: 192.0.2.4, platform: proxmox, policy: {mode: enforce}}
+---
+{kind: Host, name: two, address: 192.0.2.5, platform: proxmox, policy: {mode: enforce}}
+---
+{kind: Container, name: c1, id: 101, host: one, state: running, policy: {mode: enforce, allow: [restart-container]}}
+---
+{kind: Container, name: c2, id: 102, host: two, state: running, policy: {mode: enforce, allow: [restart-container]}}
+"""
+
+
+def test_what_was_seen_before_a_step_was_lost_does_not_say_that_it_is_over(tmp_path, monkeypatch):
+    fleet = fleet_of(TWO)
+    player = Player(fleet, tmp_path / "state", {"s.yaml": APART})
+    player.world.inject(Fault(Name.CONNECTION_LOST, "one", action="start"))
+    perform, beside = player.world.perform, []
+
+    def watched(order):
+        units = [fleet.hosts[name].step for name in {"one", "two"} - set(order.step.hosts)]
+        beside.extend(unit.work.step for unit in units if unit is not None and unit.runs)
+        return perform(order)
+
+    monkeypatch.setattr(player.world, "perform", watched)
+    assert player.play(120, lambda: all(player.condition(f"Container/{c}") == "True" for c in ("c1", "c2")))
+    assert ("start", "lost") in events(player)
+    assert beside == [], "one and two are never worked on together"
+
+
+def test_what_was_seen_before_a_reboot_does_not_say_that_it_is_over(tmp_path, monkeypatch):
+    fleet = fleet_of(TWO.replace("running: false", "running: true"))
+    *order, wants = wants_reboot(fleet.hosts["one"].boot_id, name="one")
+    monkeypatch.setattr(loops, "ORDER", (*order, dataclasses.replace(wants, gates=Gate.NOTHING)))
+    running = b"".join(APART.partition(b"---")[2:]).replace(b"restart-container", b"restart-container, reboot-host")
+    running = running.replace(b"mode: enforce}", b"mode: enforce, allow: [reboot-host]}")
+    player = Player(fleet, tmp_path / "state", {"s.yaml": running})
+    perform, during = player.world.perform, []
+
+    def watched(order):
+        said = perform(order)
+        if order.step.action == "reboot-host":
+            player.world.inject(Fault(Name.GARBAGE, "one"))
+            player.save({"s.yaml": running.replace(b"host: two, state: running", b"host: two, state: stopped")})
+        elif fleet.hosts["one"].goes_down is not None or fleet.hosts["one"].powers_on is not None:
+            during.append(order.step.action)
+        return said
+
+    monkeypatch.setattr(player.world, "perform", watched)
+    assert player.play(900, lambda: "stop" in player.performed or "shutdown" in player.performed)
+    assert "reboot-host" in player.performed
+    assert during == [], "a host that reboots is at work: one disruption at a time"
+
+
+def test_a_clock_that_was_ahead_for_a_while_does_not_keep_the_breaker_from_opening(player):
+    player.play(60, ready(player))
+    ahead = dataclasses.replace(player.moment, date=player.moment.date + timedelta(days=30))
+    text = player.texts["ct129.yaml"].decode().replace("restart-container,", "restart-container, prune,")
+    texts = {**player.texts, "ct129.yaml": text.encode()}
+    player.loop.take_specs(read(texts), ahead)
+    cannot_start(player)
+    play_failing(player, 3000)
+    assert len(player.memory.events(kind=Kind.BREAKER)) == 1
+    assert events(player).count(("start", "failed")) == 3
+
+
+def test_conditions_that_could_not_be_kept_are_kept_when_it_can_be(player, monkeypatch):
+    player.play(60, ready(player))
+    player.memory.suspend(Suspension(CT, None, "I am at it", "me", player.moment.unix))
+    player.loop.reconsider(player.moment)
+    player.play(60)
+    keep, full = player.memory._db.write, True
+
+    def write(what):
+        if full:
+            raise NoState(player.state, OSError(28, "No space left on device"))
+        return keep(what)
+
+    monkeypatch.setattr(player.memory._db, "write", write)
+    player.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+    player.play(60)
+    assert player.condition("Container/ct129") == "True", "what was remembered last"
+    full = False
+    assert player.play(60, lambda: player.condition("Container/ct129") == "False")
+
+
+def test_a_memory_that_is_lost_while_the_loop_runs_does_not_resume_what_is_suspended(player):
+    player.play(60, ready(player))
+    player.memory.suspend(Suspension(CT, None, "I am at it", "me", player.moment.unix))
+    player.loop.reconsider(player.moment)
+    for file in player.state.glob("memory.db*"):
+        file.unlink()
+    player.world.inject(Fault(Name.CT_STOP, "kpro5", guest=129))
+    player.play(300)
+    assert events(player) == [], "of the new file"
+    assert player.condition("Container/ct129") == "False"
+    assert player.condition("Container/ct129", "Suspended") == "True"
+    player.memory.resume(CT)
+    player.loop.reconsider(player.moment)
+    assert player.play(60, ready(player))

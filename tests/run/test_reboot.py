@@ -47,12 +47,12 @@ class Reason(StrEnum):
     OLD = "old-boot"
 
 
-def layers(first_boot: str, helps: bool = True) -> tuple[Layer, ...]:
-    """The layers, and one that wants kpro5 in another boot than its first; or in a boot that never comes."""
+def layers(first_boot: str, helps: bool = True, name: str = "kpro5") -> tuple[Layer, ...]:
+    """The layers, and one that wants a host in another boot than its first; or in a boot that never comes."""
 
     def check(view: View, host: Host) -> Verdict:
         units = view.fact(host.name, "world", UnitFacts)
-        if host.name != "kpro5" or (helps and units.boot_id != first_boot):
+        if host.name != name or (helps and units.boot_id != first_boot):
             return InSync()
         remedy = reboot(view, host, "host.test", Reason.OLD, "to see it come back", lambda facts: facts)
         return Drift(Reason.OLD, "this boot is too old", remedy)
