@@ -18,7 +18,8 @@ test: ## Everything that can be tested here; the lab too when root
 	@scripts/setup dev
 	@if [ "$$(id -u)" -eq 0 ]; then tests/lab/install-packages.sh && tests/monitoring/install-packages.sh; fi
 	@$(MAKE) --no-print-directory lint
-	@$(PYTEST) $(WORKERS) $(PYTEST_ARGS)
+	@$(PYTEST) -m alone tests/world $(PYTEST_ARGS)
+	@$(PYTEST) -m "not alone" $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: test-vm
 test-vm: ## Binding and boot on a real kernel in a virtual machine: root, ten minutes

@@ -5,9 +5,13 @@ from __future__ import annotations
 import resource
 import time
 
+import pytest
+
 from controller.core import observe, probe
 from controller.world.port import Look
 from tests.world.servers import Proxy
+
+pytestmark = pytest.mark.alone
 
 ROUND_TRIP = 0.4  # seconds; long beside what a busy machine adds
 

@@ -12,6 +12,8 @@ from controller.world.keys import NotPinned
 from controller.world.port import Look
 from tests.world.servers import ROOT, Proxy, agent, fingerprint, keygen
 
+pytestmark = pytest.mark.alone
+
 
 def failure(world, host="one"):
     return world.observe([Look(host)])[host].failure

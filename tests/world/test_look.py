@@ -17,6 +17,8 @@ from controller.core import probe
 from controller.world.port import Look
 from tests.world.servers import ROOT, Proxy, fingerprint, free_port, wait_for
 
+pytestmark = pytest.mark.alone
+
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root: a user or a greeting of its own")
 
 

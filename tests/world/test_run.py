@@ -15,6 +15,8 @@ from controller.world.shell import command_line
 from controller.world.transport import ConnectionLost, Exit, Unreachable
 from tests.world.servers import Proxy, wait_for
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(params=["ssh", "local"])
 def transport(request):
