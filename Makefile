@@ -18,7 +18,7 @@ test: ## Everything that can be tested here; the lab too when root
 	@scripts/setup dev
 	@if [ "$$(id -u)" -eq 0 ]; then tests/lab/install-packages.sh && tests/monitoring/install-packages.sh; fi
 	@$(MAKE) --no-print-directory lint
-	@$(PYTEST) -m alone tests/world $(PYTEST_ARGS)
+	@$(PYTEST) -m alone tests/world tests/run $(PYTEST_ARGS)
 	@$(PYTEST) -m "not alone" $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: test-vm

@@ -162,6 +162,7 @@ def test_it_looks_after_the_fleet_answers_and_stops(process):
     assert lines[-1]["event"] == "stopped"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "save", [in_place, renamed_over, with_backup, checked_out, folder_swapped], ids=lambda f: f.__name__
 )
@@ -173,7 +174,7 @@ def test_an_edit_is_acted_on_at_once_however_it_is_saved(process, save):
     [stop] = process.stops()
     wait_for(lambda: logged(process, stop.step))
     acted = datetime.fromisoformat(logged(process, stop.step)[0]["at"])
-    assert acted.timestamp() - began < 20.0, "a second on a quiet machine"
+    assert acted.timestamp() - began < 5.0, "a second on a quiet machine"
     assert process.metric("reconcile_spec_errors") == 0.0
     assert len([e for e in process.events("spec") if e.object == Ref("Container", "ct129")]) == 2
 
